@@ -1,0 +1,442 @@
+//! Which rows are in the cache, how recent or frequent they are, and which are dirty
+//! (docs/NUMERICS.md, section 6).
+//!
+//! Set-associative: a row can sit in any way of one set. A slot is `set * ways + way`. Eight bytes per slot:
+//! `lru` has a tag and a stamp of four bytes each; `lfu` a tag of four, a count of two, and two of sketch.
+//! Hot path: no allocation, no hashing of keys (the caller passes the hash it has).
+
+use crate::numeric::format::names;
+use crate::numeric::{hash, simd};
+
+/// Ways per set, where a partition's budget is not smaller.
+const WAYS: u32 = 32;
+
+/// Which row gives way to a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// The one pushed longest ago.
+    Lru,
+    /// The one pushed least often of late, and only if the new one is pushed more often.
+    Lfu,
+}
+
+names!(Policy, "policy", Lru = "lru", Lfu = "lfu");
+
+/// The directory of one table's cache in one partition.
+pub struct Directory {
+    sets: u32,
+    ways: u32,
+    /// Row number plus one; zero is an empty way.
+    tags: Vec<u32>,
+    occupied: u32,
+    ranks: Ranks,
+}
+
+enum Ranks {
+    Lru { clock: u32, stamps: Vec<u32> },
+    Lfu { uses: u64, counts: Vec<u16>, sketch: Vec<u8> },
+}
+
+/// What became of a row that was not in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It is now in `slot`, which was empty.
+    Free {
+        /// Where it is.
+        slot: u32,
+    },
+    /// It is now in `slot`, and `row` is not any more.
+    Evicted {
+        /// Where it is.
+        slot: u32,
+        /// The row that was there.
+        row: u32,
+        /// Whether that row must be written back.
+        dirty: bool,
+    },
+    /// It is not in the cache.
+    Conflict,
+}
+
+/// The lru clock starts over before it reaches this; stamps have 31 bits.
+const CLOCK_END: u32 = (1 << 31) - 1;
+const CLOCK_STEP_BACK: u32 = 1 << 30;
+
+const DIRTY: u32 = 1;
+const COUNT_IN_USE: u16 = 2;
+const COUNT_SHIFT: u32 = 2;
+const COUNT_MAX: u16 = (1 << 14) - 1;
+const SKETCH_MAX: u8 = 15;
+/// Uses per slot after which frequencies are halved.
+const DECAY_AFTER: u64 = 16;
+
+impl Directory {
+    /// An empty directory for at most `rows` rows.
+    pub fn new(policy: Policy, rows: u32) -> Directory {
+        let sets = rows.div_ceil(WAYS);
+        let ways = rows.checked_div(sets).unwrap_or(0);
+        let slots = sets as usize * ways as usize;
+        let ranks = match policy {
+            Policy::Lru => Ranks::Lru { clock: 0, stamps: vec![0; slots] },
+            Policy::Lfu => Ranks::Lfu { uses: 0, counts: vec![0; slots], sketch: vec![0; 2 * slots] },
+        };
+        Directory { sets, ways, tags: vec![0; slots], occupied: 0, ranks }
+    }
+
+    /// Bytes of directory per slot.
+    pub const BYTES_PER_SLOT: u64 = 8;
+
+    /// How many slots a budget of `rows` rows gives.
+    pub fn slots_for(rows: u32) -> u32 {
+        let sets = rows.div_ceil(WAYS);
+        sets * rows.checked_div(sets).unwrap_or(0)
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.tags.len() as u32
+    }
+
+    /// How many slots hold a row.
+    pub fn occupied(&self) -> u32 {
+        self.occupied
+    }
+
+    /// The row in a slot.
+    pub fn row_at(&self, slot: u32) -> Option<u32> {
+        self.tags[slot as usize].checked_sub(1)
+    }
+
+    #[inline(always)]
+    fn first_slot(&self, hash: u64) -> usize {
+        let set = ((hash & 0xffff_ffff) * u64::from(self.sets)) >> 32;
+        set as usize * self.ways as usize
+    }
+
+    /// Asks for the memory that [`Directory::find`] will read.
+    #[inline(always)]
+    pub fn prefetch(&self, hash: u64) {
+        let first = self.tags.as_ptr().wrapping_add(self.first_slot(hash));
+        simd::prefetch(first);
+        simd::prefetch(first.wrapping_add(16));
+        simd::prefetch(first.wrapping_add(self.ways as usize).wrapping_sub(1));
+    }
+
+    /// Where a row is. Changes nothing.
+    #[inline(always)]
+    pub fn find(&self, row: u32, hash: u64) -> Option<u32> {
+        if self.tags.is_empty() {
+            return None;
+        }
+        let first = self.first_slot(hash);
+        let tag = row + 1;
+        let way = first_where(&self.tags[first..first + self.ways as usize], |t| t == tag)?;
+        Some((first + way) as u32)
+    }
+
+    /// Starts a push or touch of at least one row.
+    pub fn begin(&mut self) {
+        if let Ranks::Lru { clock, stamps } = &mut self.ranks {
+            if *clock == CLOCK_END {
+                for (stamp, tag) in stamps.iter_mut().zip(&self.tags) {
+                    if *tag != 0 {
+                        let time = (*stamp >> 1).saturating_sub(CLOCK_STEP_BACK).max(1);
+                        *stamp = time << 1 | *stamp & DIRTY;
+                    }
+                }
+                *clock = CLOCK_STEP_BACK - 1;
+            }
+            *clock += 1;
+        }
+    }
+
+    /// Counts a use of the row in `slot`, which is then in use until [`Directory::end`].
+    #[inline(always)]
+    pub fn hit(&mut self, slot: u32) {
+        let slot = slot as usize;
+        match &mut self.ranks {
+            Ranks::Lru { clock, stamps } => stamps[slot] = *clock << 1 | stamps[slot] & DIRTY,
+            Ranks::Lfu { uses, counts, .. } => {
+                *uses += 1;
+                let count = counts[slot];
+                let frequency = (count >> COUNT_SHIFT).saturating_add(1).min(COUNT_MAX);
+                counts[slot] = frequency << COUNT_SHIFT | COUNT_IN_USE | count & DIRTY as u16;
+            }
+        }
+    }
+
+    /// Finds a way for a row that is not in the cache. Rows in use are never evicted. `hash_of` gives the hash
+    /// of the key of a row that is in the cache.
+    #[inline(always)]
+    pub fn admit(&mut self, row: u32, hash: u64, hash_of: impl Fn(u32) -> u64) -> Admission {
+        if self.tags.is_empty() {
+            return Admission::Conflict;
+        }
+        let first = self.first_slot(hash);
+        let set = first..first + self.ways as usize;
+        let empty = first_where(&self.tags[set.clone()], |tag| tag == 0);
+        let way = match &mut self.ranks {
+            Ranks::Lru { clock, stamps } => {
+                let stamps = &mut stamps[set];
+                let now = *clock;
+                let way = empty.or_else(|| {
+                    let oldest = stamps.iter().fold(u32::MAX, |min, &stamp| min.min(stamp >> 1));
+                    (oldest != now).then(|| first_where(stamps, |s| s >> 1 == oldest).expect("the minimum is there"))
+                });
+                let Some(way) = way else { return Admission::Conflict };
+                let dirty = stamps[way] & DIRTY != 0;
+                stamps[way] = now << 1;
+                (way, dirty)
+            }
+            Ranks::Lfu { uses, counts, sketch } => {
+                *uses += 1;
+                let mut sketch = Sketch { nibbles: &mut sketch[2 * set.start..2 * set.end] };
+                let estimate = sketch.count(hash);
+                let counts = &mut counts[set.clone()];
+                let way = empty.or_else(|| {
+                    let rank = |count: u16| if count & COUNT_IN_USE != 0 { u16::MAX } else { count >> COUNT_SHIFT };
+                    let rarest = counts.iter().fold(u16::MAX, |min, &count| min.min(rank(count)));
+                    (rarest < estimate)
+                        .then(|| counts.iter().position(|&count| rank(count) == rarest).expect("the minimum is there"))
+                });
+                let Some(way) = way else { return Admission::Conflict };
+                if empty.is_none() {
+                    let leaving = hash_of(self.tags[set.start + way] - 1);
+                    sketch.raise(leaving, counts[way] >> COUNT_SHIFT);
+                }
+                let dirty = counts[way] & DIRTY as u16 != 0;
+                counts[way] = estimate << COUNT_SHIFT | COUNT_IN_USE;
+                (way, dirty)
+            }
+        };
+        let (way, dirty) = way;
+        let slot = first + way;
+        let before = std::mem::replace(&mut self.tags[slot], row + 1);
+        match before.checked_sub(1) {
+            None => {
+                self.occupied += 1;
+                Admission::Free { slot: slot as u32 }
+            }
+            Some(row) => Admission::Evicted { slot: slot as u32, row, dirty },
+        }
+    }
+
+    /// Ends a push or touch; `used` are the slots that it hit or admitted to.
+    pub fn end(&mut self, used: impl Iterator<Item = u32>) {
+        if let Ranks::Lfu { uses, counts, sketch } = &mut self.ranks {
+            for slot in used {
+                counts[slot as usize] &= !COUNT_IN_USE;
+            }
+            if *uses >= DECAY_AFTER * counts.len() as u64 {
+                *uses = 0;
+                for count in counts {
+                    *count = (*count >> COUNT_SHIFT >> 1) << COUNT_SHIFT | *count & DIRTY as u16;
+                }
+                for pair in sketch {
+                    *pair = *pair >> 1 & 0x77;
+                }
+            }
+        }
+    }
+
+    /// Notes that the row in `slot` differs from the row store.
+    #[inline(always)]
+    pub fn set_dirty(&mut self, slot: u32) {
+        match &mut self.ranks {
+            Ranks::Lru { stamps, .. } => stamps[slot as usize] |= DIRTY,
+            Ranks::Lfu { counts, .. } => counts[slot as usize] |= DIRTY as u16,
+        }
+    }
+
+    /// Whether the row in `slot` differs from the row store.
+    pub fn is_dirty(&self, slot: u32) -> bool {
+        match &self.ranks {
+            Ranks::Lru { stamps, .. } => stamps[slot as usize] & DIRTY != 0,
+            Ranks::Lfu { counts, .. } => counts[slot as usize] & DIRTY as u16 != 0,
+        }
+    }
+
+    /// Empties a slot that holds a row.
+    pub fn clear(&mut self, slot: u32) {
+        self.occupied -= 1;
+        let slot = slot as usize;
+        self.tags[slot] = 0;
+        match &mut self.ranks {
+            Ranks::Lru { stamps, .. } => stamps[slot] = 0,
+            Ranks::Lfu { counts, .. } => counts[slot] = 0,
+        }
+    }
+
+    /// Feeds everything that decides future behaviour to `write`, for comparing copies.
+    pub fn digest(&self, mut write: impl FnMut(&[u8])) {
+        write(bytemuck::cast_slice(&self.tags));
+        match &self.ranks {
+            Ranks::Lru { clock, stamps } => {
+                write(&clock.to_le_bytes());
+                write(bytemuck::cast_slice(stamps));
+            }
+            Ranks::Lfu { uses, counts, sketch } => {
+                write(&uses.to_le_bytes());
+                write(bytemuck::cast_slice(counts));
+                write(sketch);
+            }
+        }
+    }
+}
+
+/// The four-bit counters of one set, two to a byte, four to a way.
+struct Sketch<'a> {
+    nibbles: &'a mut [u8],
+}
+
+impl Sketch<'_> {
+    #[inline(always)]
+    fn counters_of(&self, hash: u64) -> [usize; 2] {
+        let g = hash::second(hash);
+        let n = 2 * self.nibbles.len() as u64;
+        [((g >> 48) * n >> 16) as usize, ((g >> 32 & 0xffff) * n >> 16) as usize]
+    }
+
+    #[inline(always)]
+    fn get(&self, counter: usize) -> u8 {
+        self.nibbles[counter / 2] >> (4 * (counter % 2)) & 15
+    }
+
+    #[inline(always)]
+    fn set(&mut self, counter: usize, value: u8) {
+        let shift = 4 * (counter % 2);
+        let byte = &mut self.nibbles[counter / 2];
+        *byte = *byte & !(15 << shift) | value << shift;
+    }
+
+    /// Counts a use, and returns the estimate that includes it.
+    #[inline(always)]
+    fn count(&mut self, hash: u64) -> u16 {
+        let counters = self.counters_of(hash);
+        let estimate = (counters.map(|c| self.get(c)).into_iter().fold(SKETCH_MAX, u8::min) + 1).min(SKETCH_MAX);
+        self.raise_counters(counters, estimate);
+        u16::from(estimate)
+    }
+
+    #[inline(always)]
+    fn raise(&mut self, hash: u64, frequency: u16) {
+        self.raise_counters(self.counters_of(hash), frequency.min(u16::from(SKETCH_MAX)) as u8);
+    }
+
+    #[inline(always)]
+    fn raise_counters(&mut self, counters: [usize; 2], least: u8) {
+        for counter in counters {
+            if self.get(counter) < least {
+                self.set(counter, least);
+            }
+        }
+    }
+}
+
+/// The index of the first element that `is` picks. Eight at a time without branches, so that it vectorises.
+#[inline(always)]
+fn first_where(elements: &[u32], is: impl Fn(u32) -> bool) -> Option<usize> {
+    let (chunks, tail) = elements.as_chunks::<8>();
+    for (i, chunk) in chunks.iter().enumerate() {
+        let mut found = 0u32;
+        for (j, &element) in chunk.iter().enumerate() {
+            found |= u32::from(is(element)) << j;
+        }
+        if found != 0 {
+            return Some(8 * i + found.trailing_zeros() as usize);
+        }
+    }
+    tail.iter().position(|&element| is(element)).map(|i| 8 * chunks.len() + i)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::hash::mix64;
+
+    fn touch(directory: &mut Directory, rows: &[u32]) -> Vec<Admission> {
+        let hash_of = |row: u32| mix64(u64::from(row));
+        directory.begin();
+        let mut used = Vec::new();
+        let mut missing = Vec::new();
+        for &row in rows {
+            match directory.find(row, hash_of(row)) {
+                Some(slot) => {
+                    directory.hit(slot);
+                    used.push(slot);
+                }
+                None => missing.push(row),
+            }
+        }
+        let mut admissions = Vec::new();
+        for row in missing {
+            let admission = directory.admit(row, hash_of(row), hash_of);
+            match admission {
+                Admission::Free { slot } | Admission::Evicted { slot, .. } => used.push(slot),
+                Admission::Conflict => {}
+            }
+            admissions.push(admission);
+        }
+        directory.end(used.into_iter());
+        admissions
+    }
+
+    #[test]
+    fn the_budget_is_used_almost_whole_and_never_exceeded() {
+        for rows in 0..2000 {
+            let slots = Directory::slots_for(rows);
+            assert_eq!(Directory::new(Policy::Lru, rows).slots(), slots);
+            assert!(slots <= rows && rows - slots < rows.div_ceil(WAYS).max(1), "{rows}: {slots}");
+        }
+    }
+
+    #[test]
+    fn lru_evicts_the_oldest_and_never_what_is_in_use() {
+        let mut directory = Directory::new(Policy::Lru, 4);
+        touch(&mut directory, &[1, 2, 3, 4]);
+        touch(&mut directory, &[1, 3]);
+        let admissions = touch(&mut directory, &[5, 4]);
+        assert!(matches!(admissions[..], [Admission::Evicted { row: 2, dirty: false, .. }]), "{admissions:?}");
+        let admissions = touch(&mut directory, &[6, 7, 8, 9, 10]);
+        assert_eq!(admissions.iter().filter(|a| **a == Admission::Conflict).count(), 1, "{admissions:?}");
+    }
+
+    #[test]
+    fn lru_survives_the_end_of_its_clock() {
+        let mut directory = Directory::new(Policy::Lru, 3);
+        touch(&mut directory, &[1]);
+        let Ranks::Lru { clock, .. } = &mut directory.ranks else { unreachable!() };
+        *clock = CLOCK_END - 2;
+        touch(&mut directory, &[2]);
+        directory.set_dirty(directory.find(2, mix64(2)).unwrap());
+        touch(&mut directory, &[3]);
+        touch(&mut directory, &[1]);
+        let Ranks::Lru { clock, .. } = &directory.ranks else { unreachable!() };
+        assert_eq!(*clock, CLOCK_STEP_BACK);
+        let admissions = touch(&mut directory, &[4]);
+        assert!(matches!(admissions[..], [Admission::Evicted { row: 2, dirty: true, .. }]), "{admissions:?}");
+    }
+
+    #[test]
+    fn lfu_keeps_what_is_frequent_against_a_scan() {
+        let mut directory = Directory::new(Policy::Lfu, 32);
+        let hot: Vec<u32> = (0..16).collect();
+        for round in 0..40u32 {
+            touch(&mut directory, &hot);
+            let scan: Vec<u32> = (0..64).map(|i| 1000 + round * 64 + i).collect();
+            touch(&mut directory, &scan);
+        }
+        assert!(hot.iter().all(|&row| directory.find(row, mix64(u64::from(row))).is_some()));
+    }
+
+    #[test]
+    fn eight_bytes_per_slot() {
+        for policy in [Policy::Lru, Policy::Lfu] {
+            let mut bytes = 0;
+            let directory = Directory::new(policy, 390);
+            directory.digest(|part| bytes += part.len());
+            let fixed = bytes as u64 - Directory::BYTES_PER_SLOT * u64::from(directory.slots());
+            assert!(fixed <= 8, "{policy}: {fixed} bytes beside the slots");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a row looks like: stored (weights rounded, then state) and in a slot (all of it f32).
+
+use crate::numeric::float;
+use crate::numeric::format::names;
+use crate::numeric::philox::domain;
+use crate::numeric::{Noise, Rounding, WeightFormat};
+
+/// How optimizer state is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StatePrecision {
+    /// Exactly.
+    F32,
+    /// Rounded when the row leaves the cache, like the weights.
+    Bf16,
+}
+
+names!(StatePrecision, "state precision", F32 = "f32", Bf16 = "bf16");
+
+/// The optimizer state of a row: `tensors` vectors of `len` numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateLayout {
+    /// How many vectors (0, 1 or 2).
+    pub tensors: usize,
+    /// How many numbers in each.
+    pub len: usize,
+    /// How they are stored.
+    pub precision: StatePrecision,
+}
+
+impl StateLayout {
+    /// Numbers of state in a row.
+    pub fn numbers(&self) -> usize {
+        self.tensors * self.len
+    }
+}
+
+/// How the rows of a table are laid out, in the row store and in a slot of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowLayout {
+    /// Weights in a row.
+    pub dim: usize,
+    /// How the weights are stored.
+    pub weights: WeightFormat,
+    /// How they are rounded.
+    pub rounding: Rounding,
+    /// The optimizer state that travels with them.
+    pub state: StateLayout,
+}
+
+impl RowLayout {
+    /// Bytes of a stored row.
+    #[inline(always)]
+    pub fn row_bytes(&self) -> usize {
+        let state = match self.state.precision {
+            StatePrecision::F32 => 4,
+            StatePrecision::Bf16 => 2,
+        };
+        self.weights.bytes(self.dim) + state * self.state.numbers()
+    }
+
+    /// Numbers in a slot: weights, then state.
+    #[inline(always)]
+    pub fn slot_len(&self) -> usize {
+        self.dim + self.state.numbers()
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        4 * self.slot_len()
+    }
+
+    /// Whether a stored row is the full-precision row: nothing to round, so nothing to cache.
+    pub fn is_exact(&self) -> bool {
+        self.weights == WeightFormat::F32 && (self.state.numbers() == 0 || self.state.precision == StatePrecision::F32)
+    }
+
+    /// Reads the weights of a stored row.
+    #[inline(always)]
+    pub fn decode_weights(&self, row: &[u8], out: &mut [f32]) {
+        self.weights.decode(&row[..self.weights.bytes(self.dim)], out);
+    }
+
+    /// Reads a stored row into a slot.
+    #[inline(always)]
+    pub fn decode(&self, row: &[u8], slot: &mut [f32]) {
+        let (weights, state) = row.split_at(self.weights.bytes(self.dim));
+        self.weights.decode(weights, &mut slot[..self.dim]);
+        match self.state.precision {
+            StatePrecision::F32 => WeightFormat::F32.decode(state, &mut slot[self.dim..]),
+            StatePrecision::Bf16 => float::decode_bf16(state, &mut slot[self.dim..]),
+        }
+    }
+
+    /// Rounds a slot into a stored row.
+    #[inline(always)]
+    pub fn encode(&self, slot: &[f32], noise: Noise, row: &mut [u8]) {
+        let (weights, state) = row.split_at_mut(self.weights.bytes(self.dim));
+        self.weights.encode(&slot[..self.dim], self.rounding, noise, weights);
+        let slot = &slot[self.dim..];
+        if slot.is_empty() {
+            return;
+        }
+        match self.state.precision {
+            StatePrecision::F32 => WeightFormat::F32.encode(slot, self.rounding, noise, state),
+            StatePrecision::Bf16 => {
+                for (t, (slot, state)) in
+                    slot.chunks(self.state.len).zip(state.chunks_mut(2 * self.state.len)).enumerate()
+                {
+                    float::encode_bf16(slot, self.rounding, noise, domain::STATE + t as u32, state);
+                }
+            }
+        }
+    }
+}

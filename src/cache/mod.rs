@@ -1,0 +1,16 @@
+//! The hot-row cache: which rows are held at full precision, and where.
+//!
+//! Ids reach a parameter server through its network card, so *deciding* (the [`Directory`]: tags, recency,
+//! dirty bits) happens on the host, in one implementation. *Holding and computing* (the [`Pool`]: gather,
+//! update, fill, write-back) is data-parallel work on slots that a GPU can do as well as the host. This room
+//! knows arithmetic ([`crate::numeric`]) and nothing of tables, keys or requests.
+
+mod directory;
+mod host;
+mod layout;
+mod pool;
+
+pub use directory::{Admission, Directory, Policy};
+pub use host::HostPool;
+pub use layout::{RowLayout, StateLayout, StatePrecision};
+pub use pool::{Gradients, Pool, RoundingError, WriteBack};

@@ -1,0 +1,143 @@
+//! The pool: where the full-precision rows are, and the batched work done on them there.
+//!
+//! `unsafe` only stands in declarations here; what it asks of callers is in [`Pool`]'s safety section.
+#![allow(unsafe_code)]
+
+use crate::numeric::Rule;
+
+/// Full-precision rows in numbered slots, on the host or on a GPU.
+///
+/// Every operation takes the slots of a whole batch, over all partitions of a table, so that a GPU runs it as
+/// one kernel. Slots lie `weights | state`, all f32. What the numbers mean is the directory's business.
+///
+/// # Safety
+///
+/// The operations take `&self` because partitions work on their own slots side by side. A caller must hold the
+/// lock of the partition that each named slot belongs to: shared for `gather*` and `read`, exclusive for the
+/// others. Every slot must be below [`Pool::slots`], and a slot must not be named twice in one call of an
+/// operation that writes slots.
+pub trait Pool: Send + Sync {
+    /// How many slots there are.
+    fn slots(&self) -> u32;
+
+    /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]);
+
+    /// Adds the weights of `slots[i]`, times `scales[i]` where given, to row `bags[i]` of `out`, in order.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn gather_pooled(&self, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]);
+
+    /// Decodes stored rows, one after the other in `rows`, into slots.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn fill(&self, slots: &[u32], rows: &[u8]);
+
+    /// Puts full-precision rows (weights and state, one after the other in `rows`) into slots.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn load(&self, slots: &[u32], rows: &[f32]);
+
+    /// Copies whole slots (weights and state) out, one after the other.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn read(&self, slots: &[u32], rows: &mut [f32]);
+
+    /// Steps the optimizer once on each slot; slot i takes the sum of its gradients.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn update(&self, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule);
+
+    /// Rounds slots into stored rows, one after the other in `rows`.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    unsafe fn write_back(&self, evicted: &[WriteBack], rows: &mut [u8]) -> RoundingError;
+}
+
+/// Which gradients belong to which row of a batch. A row's gradients are added in the order given.
+#[derive(Clone, Copy)]
+pub struct Gradients<'a> {
+    /// The push's gradients, one after the other.
+    pub values: &'a [f32],
+    /// Which of them belong to the batch, grouped by row.
+    pub picked: &'a [u32],
+    /// Where the group of each row ends in `picked`; it starts where the one before ends.
+    pub ends: &'a [u32],
+}
+
+impl<'a> Gradients<'a> {
+    /// The sum of the gradients of row `i`; `sum` is used only where there are several.
+    #[inline(always)]
+    pub fn of<'b>(&self, i: usize, sum: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let dim = sum.len();
+        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
+        let picked = &self.picked[start..self.ends[i] as usize];
+        let first = self.at(picked[0], dim);
+        if picked.len() == 1 {
+            return first;
+        }
+        sum.copy_from_slice(first);
+        for &more in &picked[1..] {
+            for (sum, g) in sum.iter_mut().zip(self.at(more, dim)) {
+                *sum += g;
+            }
+        }
+        sum
+    }
+
+    /// Gradient number `i` of the push.
+    #[inline(always)]
+    pub fn at(&self, i: u32, dim: usize) -> &'a [f32] {
+        &self.values[i as usize * dim..][..dim]
+    }
+}
+
+/// One row on its way out of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteBack {
+    /// Where it is.
+    pub slot: u32,
+    /// Whose write-back it is.
+    pub partition: u32,
+    /// The partition's write-back number.
+    pub number: u64,
+}
+
+/// What rounding did to a sample of the written-back weights (one row in [`RoundingError::SAMPLE`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RoundingError {
+    /// Sum of the squared differences.
+    pub squares: f64,
+    /// How many weights were compared.
+    pub weights: u64,
+}
+
+impl RoundingError {
+    /// Rows whose write-back number is a multiple of this are measured.
+    pub const SAMPLE: u64 = 16;
+
+    /// The difference of one row's weights before (`exact`, state may follow) and after rounding.
+    #[inline(always)]
+    pub fn between(exact: &[f32], rounded: &[f32]) -> RoundingError {
+        let squares = rounded.iter().zip(exact).map(|(r, x)| f64::from((r - x) * (r - x))).sum();
+        RoundingError { squares, weights: rounded.len() as u64 }
+    }
+
+    /// Adds what another batch measured.
+    pub fn add(&mut self, other: RoundingError) {
+        self.squares += other.squares;
+        self.weights += other.weights;
+    }
+}

@@ -1,0 +1,373 @@
+//! Applying a change's part to one partition (docs/NUMERICS.md, section 6).
+//!
+//! Hot path: nothing is allocated per row, and buffers are kept by the thread. A push first decides (*plan*: which
+//! rows hit, come in, leave), and then does the work in batches: write-backs, fills, updates. A row that leaves in a
+//! push is never one that the push needs, so the batches do not depend on the order of rows, and a pool may run
+//! each of them as one kernel.
+//!
+//! `unsafe` lives here because pools trust their caller to hold the partition's lock: a `&mut TablePart` comes
+//! from the write guard of its partition, and a part only names slots of its own directory.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+
+use super::distinct::Distinct;
+use super::table::Table;
+use crate::cache::{Admission, Gradients, Pool, RoundingError, WriteBack};
+use crate::numeric::simd::{self, dispatch};
+use crate::numeric::{Noise, Rule, hash};
+use crate::table::TablePart;
+
+/// A row that is not in the cache.
+const NO_SLOT: u32 = u32::MAX;
+/// How many rows ahead to prefetch.
+const AHEAD: usize = 4;
+
+/// What a push or touch does to one part.
+pub struct Visit<'a> {
+    /// The table.
+    pub table: &'a Table,
+    /// The change's keys.
+    pub keys: &'a [u64],
+    /// Which of them are in this partition.
+    pub positions: &'a [u32],
+    /// The change's gradients and what to do with them; `None` for a touch.
+    pub update: Option<(&'a [f32], Rule)>,
+}
+
+/// The partition that is being changed, beside its parts.
+pub struct Numbering<'a> {
+    /// The cluster's seed.
+    pub seed: u32,
+    /// The partition.
+    pub partition: u32,
+    /// Its next write-back number.
+    pub next: &'a mut u64,
+}
+
+impl Numbering<'_> {
+    #[inline(always)]
+    fn take(&mut self) -> u64 {
+        let number = *self.next;
+        *self.next += 1;
+        number
+    }
+
+    #[inline(always)]
+    fn noise(&self, write_back: u64) -> Noise {
+        Noise { seed: self.seed, partition: self.partition, write_back }
+    }
+}
+
+/// The buffers of one thread.
+#[derive(Default)]
+struct Work {
+    distinct: Distinct,
+    /// The row of each distinct key.
+    rows: Vec<u32>,
+    /// The directory's slot of each distinct key, or `NO_SLOT`.
+    slots: Vec<u32>,
+    /// Distinct keys that were not in the cache.
+    missing: Vec<u32>,
+    /// Dirty rows that leave, and where they go.
+    leaving: Vec<WriteBack>,
+    leaving_rows: Vec<u32>,
+    leaving_bytes: Vec<u8>,
+    /// Stored rows that come in.
+    fill_slots: Vec<u32>,
+    fill_bytes: Vec<u8>,
+    /// Untrained rows that come in.
+    load_slots: Vec<u32>,
+    load_rows: Vec<f32>,
+    /// Rows that are stepped in place, with their write-back numbers.
+    conflicts: Vec<(u32, u64)>,
+    /// Rows that are stepped in the cache.
+    update_slots: Vec<u32>,
+    picked: Vec<u32>,
+    ends: Vec<u32>,
+    /// One slot, and two rows of gradients.
+    scratch: Vec<f32>,
+}
+
+thread_local! {
+    static WORK: RefCell<Work> = RefCell::default();
+}
+
+/// Applies a push or a touch to one part.
+pub fn push(part: &mut TablePart, visit: &Visit<'_>, numbering: Numbering<'_>) {
+    WORK.with_borrow_mut(|work| {
+        let layout = visit.table.layout();
+        work.scratch.resize(layout.slot_len() + 2 * layout.dim, 0.0);
+        if layout.is_exact() {
+            exact(part, visit, work);
+        } else {
+            cached(part, visit, numbering, work);
+        }
+    });
+}
+
+dispatch! {
+    /// A table that stores full-precision rows: they are stepped where they are.
+    fn exact(part: &mut TablePart, visit: &Visit<'_>, work: &mut Work) {
+        let Work { distinct, rows, picked, ends, scratch, .. } = work;
+        distinct.fill(visit.keys, visit.positions);
+        rows.clear();
+        for i in 0..distinct.len() {
+            rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
+        }
+        let Some((values, rule)) = visit.update else {
+            part.counts.touch_misses += visit.positions.len() as u64;
+            return;
+        };
+        distinct.group(visit.positions, |_| true, picked, ends);
+        let gradients = Gradients { values, picked, ends };
+        let dim = visit.table.dim();
+        let (sum, rest) = scratch.split_at_mut(dim);
+        for i in 0..rows.len() {
+            if let Some(&row) = rows.get(i + AHEAD) {
+                part.prefetch_row(row);
+                gradients.prefetch(i + AHEAD, dim);
+            }
+            let row = part.exact_row(rows[i], distinct.keys[i], &visit.table.initial, dim);
+            rule.apply(row, gradients.of(i, sum), &mut rest[..dim]);
+        }
+        part.counts.push_misses += visit.positions.len() as u64;
+        part.counts.updated_rows += rows.len() as u64;
+    }
+}
+
+/// A table with low-precision rows and a cache (of zero rows, perhaps).
+fn cached(part: &mut TablePart, visit: &Visit<'_>, mut numbering: Numbering<'_>, work: &mut Work) {
+    plan(part, visit, &mut numbering, work);
+    if let Some(pool) = visit.table.pool.as_deref() {
+        // SAFETY: `part` comes from the write guard of its partition; `plan` took the slots from the part's own
+        // directory, each once per list.
+        unsafe { exchange(pool, part, visit.table, work) };
+        if let Some((values, rule)) = visit.update {
+            let Work { distinct, slots, update_slots, picked, ends, .. } = work;
+            distinct.group(visit.positions, |i| slots[i] != NO_SLOT, picked, ends);
+            update_slots.clear();
+            for &slot in slots.iter().filter(|&&slot| slot != NO_SLOT) {
+                part.directory.set_dirty(slot);
+                update_slots.push(part.first_slot + slot);
+            }
+            // SAFETY: as above; distinct keys have distinct slots.
+            unsafe { pool.update(update_slots, &Gradients { values, picked, ends }, &rule) };
+        }
+    }
+    if let Some((values, rule)) = visit.update {
+        if !work.conflicts.is_empty() {
+            conflicts(part, visit, values, &rule, &numbering, work);
+        }
+        part.counts.updated_rows += work.distinct.len() as u64;
+    }
+    part.directory.end(work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
+}
+
+dispatch! {
+    /// Decides what happens to every row, and gives out write-back numbers.
+    fn plan(part: &mut TablePart, visit: &Visit<'_>, numbering: &mut Numbering<'_>, work: &mut Work) {
+        let Work { distinct, rows, slots, missing, leaving, leaving_rows, conflicts, .. } = work;
+        distinct.fill(visit.keys, visit.positions);
+        rows.clear();
+        slots.clear();
+        missing.clear();
+        leaving.clear();
+        leaving_rows.clear();
+        conflicts.clear();
+        for &mixed in &distinct.mixed {
+            part.directory.prefetch(mixed);
+        }
+        for i in 0..distinct.len() {
+            rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
+        }
+
+        part.directory.begin();
+        let mut hits = 0;
+        for i in 0..distinct.len() {
+            match part.directory.find(rows[i], distinct.mixed[i]) {
+                Some(slot) => {
+                    part.directory.hit(slot);
+                    slots.push(slot);
+                    hits += u64::from(distinct.times[i]);
+                }
+                None => {
+                    part.prefetch_row(rows[i]);
+                    slots.push(NO_SLOT);
+                    missing.push(i as u32);
+                }
+            }
+        }
+        let misses = visit.positions.len() as u64 - hits;
+        let is_push = visit.update.is_some();
+        if is_push {
+            part.counts.push_hits += hits;
+            part.counts.push_misses += misses;
+        } else {
+            part.counts.touch_hits += hits;
+            part.counts.touch_misses += misses;
+        }
+
+        for &i in missing.iter() {
+            let i = i as usize;
+            match part.admit(rows[i], distinct.mixed[i]) {
+                Admission::Free { slot } => slots[i] = slot,
+                Admission::Evicted { slot, row, dirty } => {
+                    slots[i] = slot;
+                    if dirty {
+                        let (slot, number) = (part.first_slot + slot, numbering.take());
+                        leaving.push(WriteBack { slot, partition: numbering.partition, number });
+                        leaving_rows.push(row);
+                        part.prefetch_row(row);
+                    } else {
+                        part.counts.clean_evictions += 1;
+                    }
+                }
+                Admission::Conflict if is_push => conflicts.push((i as u32, numbering.take())),
+                Admission::Conflict => {}
+            }
+        }
+        part.counts.write_backs += leaving.len() as u64 + conflicts.len() as u64;
+        part.counts.conflicts += conflicts.len() as u64;
+    }
+}
+
+/// Writes back the rows that leave, then fills their slots, and the empty ones, with the rows that come in.
+///
+/// # Safety
+/// The caller holds the part's partition exclusively.
+unsafe fn exchange(pool: &dyn Pool, part: &mut TablePart, table: &Table, work: &mut Work) {
+    let layout = table.layout();
+    let row_bytes = layout.row_bytes();
+    if !work.leaving.is_empty() {
+        work.leaving_bytes.resize(work.leaving.len() * row_bytes, 0);
+        // SAFETY: the caller's lock; every slot was evicted once.
+        let error = unsafe { pool.write_back(&work.leaving, &mut work.leaving_bytes) };
+        part.counts.rounding_error.add(error);
+        for (&row, bytes) in work.leaving_rows.iter().zip(work.leaving_bytes.chunks_exact(row_bytes)) {
+            part.store(row).copy_from_slice(bytes);
+        }
+    }
+    work.fill_slots.clear();
+    work.fill_bytes.clear();
+    work.load_slots.clear();
+    work.load_rows.clear();
+    for &i in &work.missing {
+        let i = i as usize;
+        if work.slots[i] == NO_SLOT {
+            continue;
+        }
+        let slot = part.first_slot + work.slots[i];
+        match part.stored(work.rows[i]) {
+            Some(bytes) => {
+                work.fill_slots.push(slot);
+                work.fill_bytes.extend_from_slice(bytes);
+            }
+            None => {
+                work.load_slots.push(slot);
+                let start = work.load_rows.len();
+                work.load_rows.resize(start + layout.slot_len(), 0.0);
+                initial_row(table, work.distinct.keys[i], &mut work.load_rows[start..]);
+            }
+        }
+    }
+    if !work.fill_slots.is_empty() {
+        // SAFETY: the caller's lock; every slot was given to one row.
+        unsafe { pool.fill(&work.fill_slots, &work.fill_bytes) };
+    }
+    if !work.load_slots.is_empty() {
+        // SAFETY: as above.
+        unsafe { pool.load(&work.load_slots, &work.load_rows) };
+    }
+}
+
+dispatch! {
+    fn initial_row(table: &Table, key: u64, slot: &mut [f32]) {
+        table.initial.row(key, table.dim(), slot);
+    }
+}
+
+dispatch! {
+    /// Steps rows for which the cache had no way: read, stepped, and rounded back.
+    fn conflicts(part: &mut TablePart, visit: &Visit<'_>, values: &[f32], rule: &Rule, numbering: &Numbering<'_>, work: &mut Work) {
+        let Work { distinct, rows, slots, conflicts, picked, ends, scratch, .. } = work;
+        let layout = visit.table.layout();
+        let dim = layout.dim;
+        let (slot, rest) = scratch.split_at_mut(layout.slot_len());
+        let (sum, changed) = rest.split_at_mut(dim);
+        distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
+        let gradients = Gradients { values, picked, ends };
+        for (c, &(i, number)) in conflicts.iter().enumerate() {
+            let row = rows[i as usize];
+            match part.stored(row) {
+                Some(bytes) => layout.decode(bytes, slot),
+                None => visit.table.initial.row(distinct.keys[i as usize], dim, slot),
+            }
+            rule.apply(slot, gradients.of(c, sum), changed);
+            let bytes = part.store(row);
+            layout.encode(slot, numbering.noise(number), bytes);
+            if number % RoundingError::SAMPLE == 0 {
+                layout.decode_weights(bytes, changed);
+                part.counts.rounding_error.add(RoundingError::between(slot, changed));
+            }
+        }
+    }
+}
+
+/// Sets rows. Weights and state are those of the change; `positions` are the keys in this partition.
+pub fn assign(
+    part: &mut TablePart,
+    table: &Table,
+    keys: &[u64],
+    weights: &[f32],
+    state: Option<&[f32]>,
+    positions: &[u32],
+    mut numbering: Numbering<'_>,
+) {
+    WORK.with_borrow_mut(|work| {
+        let layout = table.layout();
+        let (dim, state_len) = (layout.dim, layout.state.numbers());
+        let Work { distinct, scratch, .. } = work;
+        distinct.fill(keys, positions);
+        scratch.resize(layout.slot_len(), 0.0);
+        for position in distinct.last_positions(positions) {
+            let position = position as usize;
+            let key = keys[position];
+            let mixed = hash::mix64(key);
+            let row = part.find_or_add(key, mixed);
+            scratch[..dim].copy_from_slice(&weights[position * dim..][..dim]);
+            match state {
+                Some(state) => scratch[dim..].copy_from_slice(&state[position * state_len..][..state_len]),
+                None => scratch[dim..].fill(0.0),
+            }
+            match (part.directory.find(row, mixed), table.pool.as_deref()) {
+                (Some(slot), Some(pool)) => {
+                    part.directory.set_dirty(slot);
+                    // SAFETY: `part` comes from the write guard of its partition, and the slot is its own.
+                    unsafe { pool.load(&[part.first_slot + slot], scratch) };
+                }
+                _ => {
+                    let number = if layout.is_exact() { 0 } else { numbering.take() };
+                    layout.encode(scratch, numbering.noise(number), part.store(row));
+                }
+            }
+        }
+    });
+}
+
+/// Forgets rows.
+pub fn remove(part: &mut TablePart, keys: &[u64], positions: &[u32]) {
+    for &position in positions {
+        let key = keys[position as usize];
+        part.remove(key, hash::mix64(key));
+    }
+}
+
+impl Gradients<'_> {
+    /// Asks for the first gradient of row `i`.
+    #[inline(always)]
+    fn prefetch(&self, i: usize, dim: usize) {
+        let start = self.ends[i - 1] as usize;
+        simd::prefetch_slice(self.at(self.picked[start], dim));
+    }
+}

@@ -1,0 +1,136 @@
+//! The distinct keys of a group, in order of first appearance, and which gradients belong to each.
+//!
+//! Hot path: no allocation once the buffers have grown.
+
+use crate::numeric::hash;
+
+/// The distinct keys of a group.
+#[derive(Default)]
+pub struct Distinct {
+    /// The keys, in order of first appearance.
+    pub keys: Vec<u64>,
+    /// Their [`hash::mix64`].
+    pub mixed: Vec<u64>,
+    /// How often each appears.
+    pub times: Vec<u32>,
+    /// For each position of the group, which distinct key it is.
+    which: Vec<u32>,
+    /// An open hash table of indices into `keys`, plus one.
+    buckets: Vec<u32>,
+}
+
+impl Distinct {
+    /// Finds the distinct keys among `keys[positions[..]]`.
+    #[inline(always)]
+    pub fn fill(&mut self, keys: &[u64], positions: &[u32]) {
+        self.keys.clear();
+        self.mixed.clear();
+        self.times.clear();
+        self.which.clear();
+        let buckets = (2 * positions.len()).next_power_of_two();
+        self.buckets.clear();
+        self.buckets.resize(buckets, 0);
+        for &position in positions {
+            let key = keys[position as usize];
+            let mixed = hash::mix64(key);
+            let mut bucket = mixed as usize & (buckets - 1);
+            loop {
+                match self.buckets[bucket] {
+                    0 => {
+                        self.keys.push(key);
+                        self.mixed.push(mixed);
+                        self.times.push(1);
+                        self.buckets[bucket] = self.keys.len() as u32;
+                        self.which.push(self.keys.len() as u32 - 1);
+                        break;
+                    }
+                    found if self.keys[found as usize - 1] == key => {
+                        self.times[found as usize - 1] += 1;
+                        self.which.push(found - 1);
+                        break;
+                    }
+                    _ => bucket = (bucket + 1) & (buckets - 1),
+                }
+            }
+        }
+    }
+
+    /// How many distinct keys there are.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// For the distinct keys that `included` picks: which positions belong to each, grouped (`picked`), and where
+    /// each group ends (`ends`).
+    #[inline(always)]
+    pub fn group(
+        &self,
+        positions: &[u32],
+        included: impl Fn(usize) -> bool,
+        picked: &mut Vec<u32>,
+        ends: &mut Vec<u32>,
+    ) {
+        picked.clear();
+        ends.clear();
+        if self.keys.len() == positions.len() {
+            for (i, &position) in positions.iter().enumerate() {
+                if included(i) {
+                    picked.push(position);
+                    ends.push(picked.len() as u32);
+                }
+            }
+            return;
+        }
+        // With duplicates: `ends` first holds where each group starts, for all distinct keys.
+        let mut starts = Vec::with_capacity(self.keys.len());
+        let mut total = 0;
+        for (i, &times) in self.times.iter().enumerate() {
+            starts.push(total);
+            if included(i) {
+                total += times;
+                ends.push(total);
+            }
+        }
+        picked.resize(total as usize, 0);
+        for (&which, &position) in self.which.iter().zip(positions) {
+            if included(which as usize) {
+                picked[starts[which as usize] as usize] = position;
+                starts[which as usize] += 1;
+            }
+        }
+    }
+
+    /// The last position of each distinct key, in order of position.
+    pub fn last_positions(&self, positions: &[u32]) -> Vec<u32> {
+        let mut seen = vec![false; self.keys.len()];
+        let mut last: Vec<u32> = Vec::with_capacity(self.keys.len());
+        for (&which, &position) in self.which.iter().zip(positions).rev() {
+            if !std::mem::replace(&mut seen[which as usize], true) {
+                last.push(position);
+            }
+        }
+        last.reverse();
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_grouped_in_order_of_appearance() {
+        let keys = [7, 9, 7, u64::MAX, 0, 9, 7];
+        let positions = [0, 1, 2, 3, 4, 5, 6];
+        let mut distinct = Distinct::default();
+        distinct.fill(&keys, &positions);
+        assert_eq!(distinct.keys, [7, 9, u64::MAX, 0]);
+        assert_eq!(distinct.times, [3, 2, 1, 1]);
+        let (mut picked, mut ends) = (Vec::new(), Vec::new());
+        distinct.group(&positions, |i| i != 1, &mut picked, &mut ends);
+        assert_eq!(picked, [0, 2, 6, 3, 4]);
+        assert_eq!(ends, [3, 4, 5]);
+        assert_eq!(distinct.last_positions(&positions), [3, 4, 5, 6]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What can be asked of the engine.
+
+use crate::table::TableSpec;
+
+/// The place of a change in the engine's one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(pub u64);
+
+/// Rows of one table, to read.
+#[derive(Clone, Copy, Debug)]
+pub struct Pull<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// Its keys, in the order of the answer. Duplicates are fine.
+    pub keys: &'a [u64],
+}
+
+/// How the rows of a bag become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Added up.
+    Sum,
+    /// Added up and divided by their number.
+    Mean,
+}
+
+/// Bags of rows of one table, to read as one row each (as PyTorch's EmbeddingBag).
+#[derive(Clone, Copy, Debug)]
+pub struct PooledPull<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// The keys of all bags, one bag after the other.
+    pub keys: &'a [u64],
+    /// Where each bag starts in `keys`. The first is 0.
+    pub offsets: &'a [u64],
+    /// A factor for each key; for sums only.
+    pub weights: Option<&'a [f32]>,
+    /// How a bag becomes one row.
+    pub pooling: Pooling,
+}
+
+/// Gradients for rows of one table.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Push<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// The rows. Gradients of the same key are added up.
+    pub keys: &'a [u64],
+    /// The gradient of each key, `dim` numbers each.
+    pub gradients: &'a [f32],
+    /// Instead of the table's learning rate.
+    pub learning_rate: Option<f32>,
+    /// Which step this is, from 1; Adam needs it.
+    pub step: Option<u64>,
+}
+
+/// Rows of one table, to bring into the cache ahead of a push.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// The rows.
+    pub keys: &'a [u64],
+}
+
+/// Rows of one table, to set.
+#[derive(Clone, Copy, Debug)]
+pub struct Assign<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// The rows. Of a key given twice the last counts.
+    pub keys: &'a [u64],
+    /// Their weights, `dim` numbers each.
+    pub weights: &'a [f32],
+    /// Their optimizer state, tensor after tensor for each key; zeros where not given.
+    pub state: Option<&'a [f32]>,
+}
+
+/// Rows of one table, to forget.
+#[derive(Clone, Copy, Debug)]
+pub struct Remove<'a> {
+    /// The table's name.
+    pub table: &'a str,
+    /// The rows. One that is not there is fine.
+    pub keys: &'a [u64],
+}
+
+/// Everything that alters state. The same changes in the same order give the same bits.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// Make a table.
+    Create(&'a TableSpec),
+    /// Forget a table.
+    Drop(&'a str),
+    /// Apply gradients.
+    Push(&'a [Push<'a>]),
+    /// Bring rows into the cache.
+    Touch(&'a [Touch<'a>]),
+    /// Set rows.
+    Assign(&'a [Assign<'a>]),
+    /// Forget rows.
+    Remove(&'a [Remove<'a>]),
+}

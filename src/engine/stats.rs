@@ -1,0 +1,96 @@
+//! What can be watched: counts and sizes per table.
+
+use std::sync::atomic::Ordering;
+
+use super::Engine;
+use crate::cache::Directory;
+use crate::error::Result;
+use crate::table::PartCounts;
+
+/// Counts and sizes of one table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableStats {
+    /// Its name.
+    pub table: String,
+    /// Rows: all of a dense table, the keys present in a hashed one.
+    pub rows: u64,
+    /// Rows of which a stored form exists.
+    pub stored_rows: u64,
+    /// Rows in the cache.
+    pub cached_rows: u64,
+    /// Rows that fit in the cache.
+    pub cache_slots: u64,
+    /// Bytes set aside for rows, index included.
+    pub row_bytes: u64,
+    /// Bytes set aside for cached rows.
+    pub cache_bytes: u64,
+    /// Bytes of the cache's directory.
+    pub directory_bytes: u64,
+    /// Keys of pulls, as sent, that were in the cache.
+    pub pull_hits: u64,
+    /// Keys of pulls, as sent, that were not.
+    pub pull_misses: u64,
+    /// What changes have done.
+    pub changes: PartCounts,
+}
+
+impl TableStats {
+    /// The share of pulled keys that were in the cache.
+    pub fn pull_hit_rate(&self) -> Option<f64> {
+        ratio(self.pull_hits, self.pull_hits + self.pull_misses)
+    }
+
+    /// The share of pushed keys that were in the cache.
+    pub fn push_hit_rate(&self) -> Option<f64> {
+        ratio(self.changes.push_hits, self.changes.push_hits + self.changes.push_misses)
+    }
+
+    /// Roundings per stepped row: what predicts the noise that rounding adds to training.
+    pub fn write_backs_per_update(&self) -> Option<f64> {
+        ratio(self.changes.write_backs, self.changes.updated_rows)
+    }
+
+    /// The root of the mean squared rounding error of a weight, over the sampled write-backs.
+    pub fn rounding_rms(&self) -> Option<f64> {
+        let error = self.changes.rounding_error;
+        (error.weights > 0).then(|| (error.squares / error.weights as f64).sqrt())
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+impl Engine {
+    /// Counts and sizes of a table.
+    pub fn stats(&self, table: &str) -> Result<TableStats> {
+        let table = self.table(table)?;
+        let mut stats = TableStats {
+            table: table.name().into(),
+            rows: 0,
+            stored_rows: 0,
+            cached_rows: 0,
+            cache_slots: 0,
+            row_bytes: 0,
+            cache_bytes: 0,
+            directory_bytes: 0,
+            pull_hits: table.pull_hits.load(Ordering::Relaxed),
+            pull_misses: table.pull_misses.load(Ordering::Relaxed),
+            changes: PartCounts::default(),
+        };
+        for partition in &self.partitions {
+            let partition = partition.read();
+            let Some(part) = partition.part(table.id) else { continue };
+            stats.rows += part.row_count();
+            stats.stored_rows += part.stored_count();
+            stats.cached_rows += u64::from(part.directory.occupied());
+            stats.cache_slots += u64::from(part.directory.slots());
+            stats.row_bytes += part.grown_bytes();
+            stats.changes.add(&part.counts);
+        }
+        stats.cache_bytes = stats.cache_slots * table.layout().slot_bytes() as u64;
+        stats.directory_bytes = stats.cache_slots * Directory::BYTES_PER_SLOT;
+        stats.row_bytes += table.charged - stats.cache_bytes - stats.directory_bytes;
+        Ok(stats)
+    }
+}

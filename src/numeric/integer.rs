@@ -1,0 +1,240 @@
+//! Integer rows: codes with a scale per row (docs/NUMERICS.md, section 3).
+//!
+//! A row is `scale (bf16) | zero point (i16, affine only) | codes`. The scale is widened until every element
+//! falls on a code, so nothing is clamped when it is rounded, and there is no absolute epsilon.
+
+use super::Rounding;
+use super::philox::{self, Noise, domain};
+
+const MAGNITUDE: u32 = 0x7fff_ffff;
+/// 2^126: larger elements are limited to it, so that no code times its scale overflows.
+const LIMIT: f32 = 8.507_059_2e37;
+/// The scale of a row with a NaN or an infinity: the whole row reads as NaN.
+const POISON: u16 = 0x7fc0;
+/// Elements that share eight Philox blocks.
+const GROUP: usize = 64;
+
+/// The smallest bf16 that is at least `x`, for x >= 0.
+#[inline(always)]
+fn up16(x: f32) -> u16 {
+    ((x.to_bits() + 0xffff) >> 16) as u16
+}
+
+#[inline(always)]
+fn widen(scale: u16) -> f32 {
+    f32::from_bits(u32::from(scale) << 16)
+}
+
+/// The bits of the largest magnitude. Magnitudes order like their bits, NaN above all.
+#[inline(always)]
+fn max_abs_bits(x: &[f32]) -> u32 {
+    x.iter().fold(0, |max, x| max.max(x.to_bits() & MAGNITUDE))
+}
+
+#[inline(always)]
+fn min_max(x: &[f32]) -> (f32, f32) {
+    let lo = x.iter().fold(f32::INFINITY, |m, &x| if x < m { x } else { m });
+    let hi = x.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
+    (lo, hi)
+}
+
+/// The largest symmetric code of a width.
+#[inline(always)]
+const fn largest(bits: u32) -> i32 {
+    (1 << (bits - 1)) - 1
+}
+
+#[inline(always)]
+fn symmetric_scale(max: f32, largest: f32) -> u16 {
+    let mut scale = up16(max / largest);
+    while max > largest * widen(scale) {
+        scale += 1;
+    }
+    scale
+}
+
+#[inline(always)]
+fn affine_scale(lo: f32, hi: f32, max: f32, codes: f32) -> (u16, i16) {
+    let narrowest = (hi - lo) / codes;
+    let addressable = max / 32767.0;
+    let mut scale = up16(if narrowest > addressable { narrowest } else { addressable }).max(1);
+    loop {
+        let s = widen(scale);
+        let mut zero = (lo / s).floor();
+        if zero * s > lo {
+            zero -= 1.0;
+        }
+        if (-32768.0..=32767.0).contains(&zero) && (hi - zero * s) / s <= codes {
+            return (scale, zero as i16);
+        }
+        scale += 1;
+    }
+}
+
+/// Rounds `position(x)` of every element to an integer, adds `offset` and packs it.
+#[inline(always)]
+fn encode_codes<const BITS: u32>(
+    x: &[f32],
+    data: &mut [u8],
+    rounding: Rounding,
+    noise: Noise,
+    offset: i32,
+    position: impl Fn(f32) -> f32,
+) {
+    let group_bytes = GROUP * BITS as usize / 8;
+    for (group, (x, data)) in x.chunks(GROUP).zip(data.chunks_mut(group_bytes)).enumerate() {
+        let mut v = [0.0f32; GROUP];
+        match x.as_array::<GROUP>() {
+            Some(x) => v = x.map(&position),
+            None => v.iter_mut().zip(x).for_each(|(v, &x)| *v = position(x)),
+        }
+        match rounding {
+            Rounding::Stochastic => {
+                let words = noise.group(group, domain::WEIGHTS);
+                for j in 0..GROUP / 8 {
+                    let k = philox::half(&words, j);
+                    for lane in 0..8 {
+                        let u = k[lane] as i32 as f32 * (1.0 / 65536.0);
+                        v[8 * j + lane] = (v[8 * j + lane] + u).floor();
+                    }
+                }
+            }
+            Rounding::Nearest => v = v.map(f32::round_ties_even),
+        }
+        let mut codes = v.map(|v| (v as i32 + offset) as u8);
+        codes[x.len()..].fill(0);
+        pack::<BITS>(&codes, data);
+    }
+}
+
+#[inline(always)]
+fn pack<const BITS: u32>(codes: &[u8; GROUP], data: &mut [u8]) {
+    match BITS {
+        8 => data.copy_from_slice(&codes[..data.len()]),
+        4 => {
+            for (byte, pair) in data.iter_mut().zip(codes.as_chunks::<2>().0) {
+                *byte = pair[0] | pair[1] << 4;
+            }
+        }
+        _ => {
+            for (byte, four) in data.iter_mut().zip(codes.as_chunks::<4>().0) {
+                *byte = four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6;
+            }
+        }
+    }
+}
+
+/// Applies `value` to every stored code.
+#[inline(always)]
+fn decode_codes<const BITS: u32>(data: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
+    match BITS {
+        8 => out.iter_mut().zip(data).for_each(|(out, &byte)| *out = value(byte)),
+        4 => {
+            let (pairs, last) = out.as_chunks_mut::<2>();
+            for (pair, &byte) in pairs.iter_mut().zip(data) {
+                *pair = [value(byte & 15), value(byte >> 4)];
+            }
+            if let [out] = last {
+                *out = value(data[pairs.len()] & 15);
+            }
+        }
+        _ => {
+            for (out, &byte) in out.chunks_mut(4).zip(data) {
+                for (j, out) in out.iter_mut().enumerate() {
+                    *out = value(byte >> (2 * j) & 3);
+                }
+            }
+        }
+    }
+}
+
+/// What is left of a row when its magnitude is beyond what a scale can hold.
+#[cold]
+#[inline(never)]
+fn limited(x: &[f32]) -> Option<Vec<f32>> {
+    x.iter().map(|x| x.is_finite().then(|| x.clamp(-LIMIT, LIMIT))).collect()
+}
+
+#[cold]
+#[inline(never)]
+fn poison(row: &mut [u8]) {
+    row.fill(0);
+    row[..2].copy_from_slice(&POISON.to_le_bytes());
+}
+
+#[inline(always)]
+pub(super) fn encode_symmetric<const BITS: u32>(x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
+    let max = max_abs_bits(x);
+    if max <= LIMIT.to_bits() {
+        return encode_symmetric_finite::<BITS>(x, f32::from_bits(max), rounding, noise, row);
+    }
+    match limited(x) {
+        Some(x) => encode_symmetric_finite::<BITS>(&x, LIMIT, rounding, noise, row),
+        None => poison(row),
+    }
+}
+
+#[inline(always)]
+fn encode_symmetric_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding, noise: Noise, row: &mut [u8]) {
+    let (head, data) = row.split_at_mut(2);
+    let scale = symmetric_scale(max, largest(BITS) as f32);
+    head.copy_from_slice(&scale.to_le_bytes());
+    let offset = symmetric_offset::<BITS>();
+    if scale == 0 {
+        return encode_codes::<BITS>(x, data, Rounding::Nearest, noise, offset, |_| 0.0);
+    }
+    let s = widen(scale);
+    encode_codes::<BITS>(x, data, rounding, noise, offset, |x| x / s);
+}
+
+/// Four-bit codes are stored with 8 added; bytes are two's complement.
+#[inline(always)]
+const fn symmetric_offset<const BITS: u32>() -> i32 {
+    if BITS == 4 { 8 } else { 0 }
+}
+
+#[inline(always)]
+pub(super) fn decode_symmetric<const BITS: u32>(row: &[u8], out: &mut [f32]) {
+    let (head, data) = row.split_at(2);
+    let s = widen(u16::from_le_bytes([head[0], head[1]]));
+    if BITS == 8 {
+        decode_codes::<BITS>(data, out, |byte| f32::from(byte as i8) * s);
+    } else {
+        decode_codes::<BITS>(data, out, |code| (i32::from(code) - symmetric_offset::<BITS>()) as f32 * s);
+    }
+}
+
+#[inline(always)]
+pub(super) fn encode_affine<const BITS: u32>(x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
+    let max = max_abs_bits(x);
+    if max <= LIMIT.to_bits() {
+        return encode_affine_finite::<BITS>(x, f32::from_bits(max), rounding, noise, row);
+    }
+    match limited(x) {
+        Some(x) => encode_affine_finite::<BITS>(&x, LIMIT, rounding, noise, row),
+        None => poison(row),
+    }
+}
+
+#[inline(always)]
+fn encode_affine_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding, noise: Noise, row: &mut [u8]) {
+    if max == 0.0 {
+        return row.fill(0);
+    }
+    let (head, data) = row.split_at_mut(4);
+    let (lo, hi) = min_max(x);
+    let (scale, zero) = affine_scale(lo, hi, max, ((1 << BITS) - 1) as f32);
+    head[..2].copy_from_slice(&scale.to_le_bytes());
+    head[2..].copy_from_slice(&zero.to_le_bytes());
+    let s = widen(scale);
+    let origin = f32::from(zero) * s;
+    encode_codes::<BITS>(x, data, rounding, noise, 0, |x| (x - origin) / s);
+}
+
+#[inline(always)]
+pub(super) fn decode_affine<const BITS: u32>(row: &[u8], out: &mut [f32]) {
+    let (head, data) = row.split_at(4);
+    let s = widen(u16::from_le_bytes([head[0], head[1]]));
+    let zero = i32::from(i16::from_le_bytes([head[2], head[3]]));
+    decode_codes::<BITS>(data, out, |code| (i32::from(code) + zero) as f32 * s);
+}

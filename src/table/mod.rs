@@ -1,0 +1,17 @@
+//! Tables: what the user asks for ([`TableSpec`]), and a table's part in one partition ([`TablePart`]).
+//!
+//! A part is its low-precision rows ([`rows`]), the index from key to row ([`index`]) and the directory of its
+//! hot cache. This room knows the cache and arithmetic; it knows nothing of requests, locks or order.
+
+mod index;
+mod initializer;
+mod optimizer;
+mod part;
+mod rows;
+mod spec;
+
+pub use initializer::{Initial, Initializer};
+pub use optimizer::Optimizer;
+pub use part::{PartCounts, TablePart};
+pub use rows::ChunkSource;
+pub use spec::{CacheBudget, Footprint, KeySpace, MAX_DIM, SMALL_TABLE_BYTES, Shape, TableSpec};

@@ -1,0 +1,265 @@
+//! A table's part in one partition: rows, index and directory, under the partition's lock.
+
+use super::index::{Index, KEY_BYTES};
+use super::rows::{ChunkSource, Rows};
+use super::{Initial, KeySpace, Shape};
+use crate::budget::Budget;
+use crate::cache::{Directory, Policy, RoundingError};
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use crate::numeric::{hash, simd};
+
+/// A table's part in one partition.
+pub struct TablePart {
+    rows: Rows,
+    keys: Keys,
+    /// Bytes at the front of a stored row that are not its payload.
+    key_bytes: usize,
+    /// Which rows are in the cache.
+    pub directory: Directory,
+    /// The pool's slot of the directory's slot 0.
+    pub first_slot: u32,
+    /// What changes have done here.
+    pub counts: PartCounts,
+}
+
+/// What changes have done to a part. Counted under the partition's lock; never steers behaviour.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PartCounts {
+    /// Keys of pushes, as sent, that were in the cache.
+    pub push_hits: u64,
+    /// Keys of pushes, as sent, that were not.
+    pub push_misses: u64,
+    /// Keys of touches, as sent, that were in the cache.
+    pub touch_hits: u64,
+    /// Keys of touches, as sent, that were not.
+    pub touch_misses: u64,
+    /// Rows that pushes stepped.
+    pub updated_rows: u64,
+    /// Rows that pushes stepped in place because the cache had no way for them.
+    pub conflicts: u64,
+    /// Clean rows that were dropped from the cache.
+    pub clean_evictions: u64,
+    /// Rows that pushes and touches rounded into the row store, conflicts included.
+    pub write_backs: u64,
+    /// What rounding did, on a sample.
+    pub rounding_error: RoundingError,
+}
+
+impl PartCounts {
+    /// Adds the counts of another part.
+    pub fn add(&mut self, other: &PartCounts) {
+        self.push_hits += other.push_hits;
+        self.push_misses += other.push_misses;
+        self.touch_hits += other.touch_hits;
+        self.touch_misses += other.touch_misses;
+        self.updated_rows += other.updated_rows;
+        self.conflicts += other.conflicts;
+        self.clean_evictions += other.clean_evictions;
+        self.write_backs += other.write_backs;
+        self.rounding_error.add(other.rounding_error);
+    }
+}
+
+enum Keys {
+    /// Row `r` of partition `p` is key `r << bits | p`.
+    Dense {
+        bits: u32,
+        partition: u32,
+        rows: u64,
+    },
+    Hashed(Index),
+}
+
+impl Keys {
+    #[inline(always)]
+    fn key_of(&self, rows: &Rows, row: u32) -> u64 {
+        match self {
+            Keys::Dense { bits, partition, .. } => u64::from(row) << bits | u64::from(*partition),
+            Keys::Hashed(index) => index.key_of(rows, row),
+        }
+    }
+}
+
+impl TablePart {
+    /// An untrained part; a dense one gets its rows' memory.
+    pub fn new(
+        shape: &Shape,
+        policy: Policy,
+        partition: u32,
+        bits: u32,
+        memory: Option<Region>,
+        first_slot: u32,
+    ) -> TablePart {
+        let partitions = 1 << bits;
+        let stride = shape.stride();
+        let (rows, keys, key_bytes) = match (shape.keys, memory) {
+            (KeySpace::Dense { .. }, Some(memory)) => {
+                let rows = shape.rows_in(partition, partitions);
+                (Rows::fixed(memory, stride, rows), Keys::Dense { bits, partition, rows }, 0)
+            }
+            _ => (Rows::growing(stride), Keys::Hashed(Index::new()), KEY_BYTES),
+        };
+        let directory = Directory::new(policy, shape.cache_rows_in(partition, partitions));
+        TablePart { rows, keys, key_bytes, directory, first_slot, counts: PartCounts::default() }
+    }
+
+    /// The row of a key, if it has one. `mixed` is the key's [`hash::mix64`].
+    #[inline(always)]
+    pub fn find(&self, key: u64, mixed: u64) -> Option<u32> {
+        match &self.keys {
+            Keys::Dense { bits, .. } => Some((key >> bits) as u32),
+            Keys::Hashed(index) => index.find(&self.rows, key, mixed),
+        }
+    }
+
+    /// The row of a key; a new key of a hashed table gets one, out of the room reserved for it.
+    #[inline(always)]
+    pub fn find_or_add(&mut self, key: u64, mixed: u64) -> u32 {
+        match &mut self.keys {
+            Keys::Dense { bits, .. } => (key >> *bits) as u32,
+            Keys::Hashed(index) => index.find_or_add(&mut self.rows, key, mixed),
+        }
+    }
+
+    /// The key of a row.
+    #[inline(always)]
+    pub fn key_of(&self, row: u32) -> u64 {
+        self.keys.key_of(&self.rows, row)
+    }
+
+    /// Takes a row out of cache and store.
+    pub fn remove(&mut self, key: u64, mixed: u64) {
+        let Some(row) = self.find(key, mixed) else { return };
+        if let Some(slot) = self.directory.find(row, mixed) {
+            self.directory.clear(slot);
+        }
+        match &mut self.keys {
+            Keys::Dense { .. } => self.rows.clear_stored(row),
+            Keys::Hashed(index) => {
+                index.remove(&mut self.rows, key, mixed);
+            }
+        }
+    }
+
+    /// Looks for a way for a row that is not in the cache.
+    #[inline(always)]
+    pub fn admit(&mut self, row: u32, mixed: u64) -> crate::cache::Admission {
+        let TablePart { rows, keys, directory, .. } = self;
+        let (rows, keys) = (&*rows, &*keys);
+        directory.admit(row, mixed, |row| hash::mix64(keys.key_of(rows, row)))
+    }
+
+    /// The stored form of a row, or `None` where it was never stored.
+    #[inline(always)]
+    pub fn stored(&self, row: u32) -> Option<&[u8]> {
+        self.rows.is_stored(row).then(|| &self.rows.row(row)[self.key_bytes..])
+    }
+
+    /// The place of a row's stored form, which is taken as valid from here on.
+    #[inline(always)]
+    pub fn store(&mut self, row: u32) -> &mut [u8] {
+        self.rows.set_stored(row);
+        &mut self.rows.row_mut(row)[self.key_bytes..]
+    }
+
+    /// Asks for the memory of a row's stored form.
+    #[inline(always)]
+    pub fn prefetch_row(&self, row: u32) {
+        simd::prefetch_slice(self.rows.row(row));
+    }
+
+    /// The full-precision row of a table that stores nothing else, made valid if it was not.
+    #[inline(always)]
+    pub fn exact_row(&mut self, row: u32, key: u64, initial: &Initial, dim: usize) -> &mut [f32] {
+        let fresh = !self.rows.is_stored(row);
+        self.rows.set_stored(row);
+        // Rows of f32 start at a multiple of four bytes: regions are aligned, strides and keys are multiples.
+        let numbers = bytemuck::cast_slice_mut(&mut self.rows.row_mut(row)[self.key_bytes..]);
+        if fresh {
+            initial.row(key, dim, numbers);
+        }
+        numbers
+    }
+
+    /// Makes sure that those of `keys` that are new find room, whatever else happens before they come. Returns
+    /// what to give to [`TablePart::release`] when they have come.
+    pub fn reserve(
+        &mut self,
+        keys: impl Iterator<Item = u64> + Clone,
+        source: &ChunkSource,
+        budget: &Budget,
+    ) -> Result<u32> {
+        let Keys::Hashed(index) = &mut self.keys else { return Ok(0) };
+        let all = keys.clone().count() as u32;
+        match index.reserve(&mut self.rows, source, budget, all) {
+            Ok(()) => Ok(all),
+            Err(Error::OutOfMemory { .. }) => {
+                // Most keys are usually known: near the limit it is worth counting the new ones.
+                let mut new: Vec<u64> =
+                    keys.filter(|&key| index.find(&self.rows, key, hash::mix64(key)).is_none()).collect();
+                new.sort_unstable();
+                new.dedup();
+                index.reserve(&mut self.rows, source, budget, new.len() as u32)?;
+                Ok(new.len() as u32)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a promise of [`TablePart::reserve`].
+    pub fn release(&mut self, more: u32) {
+        if let Keys::Hashed(index) = &mut self.keys {
+            index.release(more);
+        }
+    }
+
+    /// How many rows there are: all of a dense part, the keys present in a hashed one.
+    pub fn row_count(&self) -> u64 {
+        match &self.keys {
+            Keys::Dense { rows, .. } => *rows,
+            Keys::Hashed(index) => u64::from(index.len()),
+        }
+    }
+
+    /// How many rows were ever stored.
+    pub fn stored_count(&self) -> u64 {
+        self.rows.stored_count()
+    }
+
+    /// Bytes that growth has taken from the budget.
+    pub fn grown_bytes(&self) -> u64 {
+        match &self.keys {
+            Keys::Dense { .. } => 0,
+            Keys::Hashed(index) => {
+                let (rows, bytes) = self.rows.chunk();
+                u64::from(self.rows.capacity() / rows) * bytes + index.charged()
+            }
+        }
+    }
+
+    /// Feeds everything that decides future behaviour, but the pool's slots, to `write`.
+    pub fn digest(&self, mut write: impl FnMut(&[u8])) {
+        let row = |write: &mut dyn FnMut(&[u8]), key: u64, row: u32| {
+            write(&key.to_le_bytes());
+            write(&row.to_le_bytes());
+            write(self.stored(row).unwrap_or(&[]));
+        };
+        match &self.keys {
+            Keys::Dense { rows, .. } => {
+                for r in 0..*rows as u32 {
+                    if self.rows.is_stored(r) {
+                        row(&mut write, self.key_of(r), r);
+                    }
+                }
+            }
+            Keys::Hashed(index) => {
+                for (key, r) in index.entries(&self.rows) {
+                    row(&mut write, key, r);
+                }
+                write(bytemuck::cast_slice(index.free()));
+            }
+        }
+        self.directory.digest(write);
+    }
+}
