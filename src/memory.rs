@@ -16,7 +16,7 @@ use std::sync::Arc;
 use memmap2::{Advice, MmapMut, MmapOptions};
 
 /// Below this size huge pages would waste more memory than they save time.
-const HUGE_PAGE_THRESHOLD: usize = 16 << 20;
+const HUGE_PAGE_THRESHOLD: usize = 4 << 20;
 /// Regions start on a cache line, so that neighbours in different partitions share none.
 const ALIGNMENT: usize = 64;
 

@@ -23,13 +23,15 @@ pub enum Policy {
 names!(Policy, "policy", Lru = "lru", Lfu = "lfu");
 
 /// The directory of one table's cache in one partition.
+#[repr(C)]
 pub struct Directory {
+    ranks: Ranks,
+    occupied: u32,
+    // What a lookup reads lies together, here and at the front of what follows a directory.
     sets: u32,
     ways: u32,
     /// Row number plus one; zero is an empty way.
     tags: Vec<u32>,
-    occupied: u32,
-    ranks: Ranks,
 }
 
 enum Ranks {
@@ -80,7 +82,7 @@ impl Directory {
             Policy::Lru => Ranks::Lru { clock: 0, stamps: vec![0; slots] },
             Policy::Lfu => Ranks::Lfu { uses: 0, counts: vec![0; slots], sketch: vec![0; 2 * slots] },
         };
-        Directory { sets, ways, tags: vec![0; slots], occupied: 0, ranks }
+        Directory { ranks, occupied: 0, sets, ways, tags: vec![0; slots] }
     }
 
     /// Bytes of directory per slot.
@@ -107,31 +109,33 @@ impl Directory {
         self.tags[slot as usize].checked_sub(1)
     }
 
+    /// The first slot of the set of a key with this hash.
     #[inline(always)]
-    fn first_slot(&self, hash: u64) -> usize {
+    pub fn set(&self, hash: u64) -> u32 {
         let set = ((hash & 0xffff_ffff) * u64::from(self.sets)) >> 32;
-        set as usize * self.ways as usize
+        set as u32 * self.ways
     }
 
-    /// Asks for the memory that [`Directory::find`] will read.
+    /// Asks for the memory that [`Directory::find_in`] will read.
     #[inline(always)]
-    pub fn prefetch(&self, hash: u64) {
-        let first = self.tags.as_ptr().wrapping_add(self.first_slot(hash));
+    pub fn prefetch(&self, set: u32) {
+        let first = self.tags.as_ptr().wrapping_add(set as usize);
         simd::prefetch(first);
         simd::prefetch(first.wrapping_add(16));
         simd::prefetch(first.wrapping_add(self.ways as usize).wrapping_sub(1));
     }
 
-    /// Where a row is. Changes nothing.
+    /// The slot of a row, which is in this set if it is in the cache at all. Changes nothing.
+    #[inline(always)]
+    pub fn find_in(&self, set: u32, row: u32) -> Option<u32> {
+        let way = simd::position(self.tags.get(set as usize..(set + self.ways) as usize)?, row + 1)?;
+        Some(set + way as u32)
+    }
+
+    /// The slot of a row. Changes nothing.
     #[inline(always)]
     pub fn find(&self, row: u32, hash: u64) -> Option<u32> {
-        if self.tags.is_empty() {
-            return None;
-        }
-        let first = self.first_slot(hash);
-        let tag = row + 1;
-        let way = first_where(&self.tags[first..first + self.ways as usize], |t| t == tag)?;
-        Some((first + way) as u32)
+        self.find_in(self.set(hash), row)
     }
 
     /// Starts a push or touch of at least one row.
@@ -172,18 +176,26 @@ impl Directory {
         if self.tags.is_empty() {
             return Admission::Conflict;
         }
-        let first = self.first_slot(hash);
+        let first = self.set(hash) as usize;
         let set = first..first + self.ways as usize;
-        let empty = first_where(&self.tags[set.clone()], |tag| tag == 0);
+        let empty = simd::position(&self.tags[set.clone()], 0);
         let way = match &mut self.ranks {
             Ranks::Lru { clock, stamps } => {
                 let stamps = &mut stamps[set];
                 let now = *clock;
-                let way = empty.or_else(|| {
-                    let oldest = stamps.iter().fold(u32::MAX, |min, &stamp| min.min(stamp >> 1));
-                    (oldest != now).then(|| first_where(stamps, |s| s >> 1 == oldest).expect("the minimum is there"))
-                });
-                let Some(way) = way else { return Admission::Conflict };
+                let way = match empty {
+                    Some(way) => way,
+                    None => {
+                        let mut oldest = u32::MAX;
+                        for &stamp in &*stamps {
+                            oldest = oldest.min(stamp >> 1);
+                        }
+                        match first_where(stamps, |stamp| stamp >> 1 == oldest) {
+                            Some(way) if oldest != now => way,
+                            _ => return Admission::Conflict,
+                        }
+                    }
+                };
                 let dirty = stamps[way] & DIRTY != 0;
                 stamps[way] = now << 1;
                 (way, dirty)
@@ -193,13 +205,21 @@ impl Directory {
                 let mut sketch = Sketch { nibbles: &mut sketch[2 * set.start..2 * set.end] };
                 let estimate = sketch.count(hash);
                 let counts = &mut counts[set.clone()];
-                let way = empty.or_else(|| {
-                    let rank = |count: u16| if count & COUNT_IN_USE != 0 { u16::MAX } else { count >> COUNT_SHIFT };
-                    let rarest = counts.iter().fold(u16::MAX, |min, &count| min.min(rank(count)));
-                    (rarest < estimate)
-                        .then(|| counts.iter().position(|&count| rank(count) == rarest).expect("the minimum is there"))
-                });
-                let Some(way) = way else { return Admission::Conflict };
+                let way = match empty {
+                    Some(way) => way,
+                    None => {
+                        // A row in use ranks above all estimates.
+                        let rank = |count: u16| if count & COUNT_IN_USE != 0 { u16::MAX } else { count >> COUNT_SHIFT };
+                        let mut rarest = u16::MAX;
+                        for &count in &*counts {
+                            rarest = rarest.min(rank(count));
+                        }
+                        match counts.iter().position(|&count| rank(count) == rarest) {
+                            Some(way) if rarest < estimate => way,
+                            _ => return Admission::Conflict,
+                        }
+                    }
+                };
                 if empty.is_none() {
                     let leaving = hash_of(self.tags[set.start + way] - 1);
                     sketch.raise(leaving, counts[way] >> COUNT_SHIFT);
@@ -294,7 +314,7 @@ impl Sketch<'_> {
     fn counters_of(&self, hash: u64) -> [usize; 2] {
         let g = hash::second(hash);
         let n = 2 * self.nibbles.len() as u64;
-        [((g >> 48) * n >> 16) as usize, ((g >> 32 & 0xffff) * n >> 16) as usize]
+        [(((g >> 48) * n) >> 16) as usize, (((g >> 32 & 0xffff) * n) >> 16) as usize]
     }
 
     #[inline(always)]
@@ -333,20 +353,25 @@ impl Sketch<'_> {
     }
 }
 
-/// The index of the first element that `is` picks. Eight at a time without branches, so that it vectorises.
+/// The index of the first element that `is` picks. Without an early exit, so that it vectorises.
 #[inline(always)]
 fn first_where(elements: &[u32], is: impl Fn(u32) -> bool) -> Option<usize> {
-    let (chunks, tail) = elements.as_chunks::<8>();
-    for (i, chunk) in chunks.iter().enumerate() {
-        let mut found = 0u32;
-        for (j, &element) in chunk.iter().enumerate() {
-            found |= u32::from(is(element)) << j;
+    const LANES: usize = 8;
+    let Some(last) = elements.last_chunk::<LANES>() else { return elements.iter().position(|&element| is(element)) };
+    let mut first = [u32::MAX; LANES];
+    let mut look = |chunk: &[u32; LANES], start: usize| {
+        for lane in 0..LANES {
+            let index = if is(chunk[lane]) { (start + lane) as u32 } else { u32::MAX };
+            first[lane] = first[lane].min(index);
         }
-        if found != 0 {
-            return Some(8 * i + found.trailing_zeros() as usize);
-        }
+    };
+    for (i, chunk) in elements.as_chunks::<LANES>().0.iter().enumerate() {
+        look(chunk, LANES * i);
     }
-    tail.iter().position(|&element| is(element)).map(|i| 8 * chunks.len() + i)
+    // What is left over, together with elements that were already seen.
+    look(last, elements.len() - LANES);
+    let first = first.into_iter().fold(u32::MAX, u32::min);
+    (first != u32::MAX).then_some(first as usize)
 }
 
 #[cfg(test)]

@@ -18,70 +18,122 @@ use crate::numeric::{Noise, Rule};
 /// How many rows ahead to prefetch.
 const AHEAD: usize = 4;
 
-/// Full-precision rows in host memory.
+/// Full-precision rows in host memory: weights and state in arrays of their own, so that a pull reads whole cache
+/// lines of weights and nothing else.
 pub struct HostPool {
     layout: RowLayout,
     seed: u32,
     slots: u32,
+    weights: Array,
+    state: Array,
+}
+
+/// `len` numbers for every slot.
+struct Array {
     start: NonNull<f32>,
+    len: usize,
     /// Keeps the memory behind `start`; never dereferenced itself.
     _memory: Region,
 }
 
-// SAFETY: the memory is owned by the pool and reached only under the contract of `Pool`, which asks for the
+// SAFETY: the memory is owned by the array and reached only under the contract of `Pool`, which asks for the
 // locks that make shared reads and exclusive writes.
-unsafe impl Send for HostPool {}
+unsafe impl Send for Array {}
 // SAFETY: as above.
-unsafe impl Sync for HostPool {}
+unsafe impl Sync for Array {}
 
 thread_local! {
     /// Two rows' worth of numbers: the sum of a row's gradients, and the gradient as the rule changes it.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
+impl Array {
+    fn new(slots: u32, len: usize) -> io::Result<Array> {
+        let bytes = slots as usize * len * size_of::<f32>();
+        let mut memory = Mapping::new(bytes)?.take(bytes).expect("the mapping was made this long");
+        let start = NonNull::new(memory.as_mut_ptr()).expect("a mapping is never at address zero").cast();
+        Ok(Array { start, len, _memory: memory })
+    }
+
+    /// # Safety
+    /// `slot` is in bounds, and the caller holds its partition's lock, shared or exclusive.
+    #[inline(always)]
+    unsafe fn get(&self, slot: u32) -> &[f32] {
+        // SAFETY: in bounds of the memory, which the kernel zeroed; the lock keeps writers out.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(slot as usize * self.len), self.len) }
+    }
+
+    /// # Safety
+    /// `slot` is in bounds, and the caller holds its partition's lock exclusively and no other reference to the slot.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get_mut(&self, slot: u32) -> &mut [f32] {
+        // SAFETY: in bounds of the memory, which the kernel zeroed; the exclusive lock makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(slot as usize * self.len), self.len) }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, slot: u32) {
+        let start = self.start.as_ptr().wrapping_add(slot as usize * self.len);
+        for line in 0..self.len.div_ceil(16) {
+            simd::prefetch(start.wrapping_add(16 * line));
+        }
+    }
+}
+
 impl HostPool {
     /// A pool of zeroed slots. Memory is committed as slots are first written.
     pub fn new(layout: RowLayout, seed: u32, slots: u32) -> io::Result<HostPool> {
-        let bytes = slots as usize * layout.slot_bytes();
-        let mut memory = Mapping::new(bytes)?.take(bytes).expect("the mapping was made this long");
-        let start = NonNull::new(memory.as_mut_ptr()).expect("a mapping is never at address zero").cast();
-        Ok(HostPool { layout, seed, slots, start, _memory: memory })
+        let (weights, state) = (Array::new(slots, layout.dim)?, Array::new(slots, layout.state.numbers())?);
+        Ok(HostPool { layout, seed, slots, weights, state })
     }
 
     /// The bounds check behind every access.
     #[inline(always)]
-    fn address(&self, slot: u32) -> *mut f32 {
+    fn check(&self, slot: u32) {
         assert!(slot < self.slots, "slot {slot} is not one of {}", self.slots);
-        // SAFETY: `slot < slots`, and the memory holds `slots * slot_len` numbers.
-        unsafe { self.start.as_ptr().add(slot as usize * self.layout.slot_len()) }
     }
 
     /// # Safety
     /// The caller holds the slot's partition lock, shared or exclusive.
     #[inline(always)]
-    unsafe fn slot(&self, slot: u32) -> &[f32] {
-        // SAFETY: `address` is in bounds; the lock keeps writers out; the kernel zeroed the memory.
-        unsafe { std::slice::from_raw_parts(self.address(slot), self.layout.slot_len()) }
+    unsafe fn weights(&self, slot: u32) -> &[f32] {
+        self.check(slot);
+        // SAFETY: the slot was checked; the lock is the caller's.
+        unsafe { self.weights.get(slot) }
+    }
+
+    /// # Safety
+    /// The caller holds the slot's partition lock, shared or exclusive.
+    #[inline(always)]
+    unsafe fn slot(&self, slot: u32) -> (&[f32], &[f32]) {
+        self.check(slot);
+        // SAFETY: the slot was checked; the lock is the caller's.
+        unsafe { (self.weights.get(slot), self.state.get(slot)) }
     }
 
     /// # Safety
     /// The caller holds the slot's partition lock exclusively and no other reference to the slot.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slot_mut(&self, slot: u32) -> &mut [f32] {
-        // SAFETY: `address` is in bounds; the exclusive lock makes this the only reference.
-        unsafe { std::slice::from_raw_parts_mut(self.address(slot), self.layout.slot_len()) }
+    unsafe fn slot_mut(&self, slot: u32) -> (&mut [f32], &mut [f32]) {
+        self.check(slot);
+        // SAFETY: the slot was checked; the exclusive lock is the caller's; the arrays are apart.
+        unsafe { (self.weights.get_mut(slot), self.state.get_mut(slot)) }
     }
 
     #[inline(always)]
-    fn prefetch(&self, slot: Option<&u32>, numbers: usize) {
+    fn prefetch_weights(&self, slot: Option<&u32>) {
         if let Some(&slot) = slot {
-            let start = self.start.as_ptr().wrapping_add(slot as usize * self.layout.slot_len());
-            let mut at = 0;
-            while at < numbers {
-                simd::prefetch(start.wrapping_add(at));
-                at += 16;
-            }
+            self.weights.prefetch(slot);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, slot: Option<&u32>) {
+        if let Some(&slot) = slot {
+            self.weights.prefetch(slot);
+            self.state.prefetch(slot);
         }
     }
 }
@@ -106,14 +158,18 @@ impl Pool for HostPool {
     unsafe fn load(&self, slots: &[u32], rows: &[f32]) {
         for (&slot, row) in slots.iter().zip(rows.chunks_exact(self.layout.slot_len())) {
             // SAFETY: the caller's locks, by the contract of `Pool`.
-            unsafe { self.slot_mut(slot) }.copy_from_slice(row);
+            let (weights, state) = unsafe { self.slot_mut(slot) };
+            weights.copy_from_slice(&row[..self.layout.dim]);
+            state.copy_from_slice(&row[self.layout.dim..]);
         }
     }
 
     unsafe fn read(&self, slots: &[u32], rows: &mut [f32]) {
         for (&slot, row) in slots.iter().zip(rows.chunks_exact_mut(self.layout.slot_len())) {
             // SAFETY: the caller's locks, by the contract of `Pool`.
-            row.copy_from_slice(unsafe { self.slot(slot) });
+            let (weights, state) = unsafe { self.slot(slot) };
+            row[..self.layout.dim].copy_from_slice(weights);
+            row[self.layout.dim..].copy_from_slice(state);
         }
     }
 
@@ -138,13 +194,13 @@ impl Pool for HostPool {
 dispatch! {
     fn gather(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
         let dim = pool.layout.dim;
-        for i in 0..AHEAD {
-            pool.prefetch(slots.get(i), dim);
+        for slot in &slots[..AHEAD.min(slots.len())] {
+            pool.prefetch_weights(Some(slot));
         }
         for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
-            pool.prefetch(slots.get(i + AHEAD), dim);
+            pool.prefetch_weights(slots.get(i + AHEAD));
             // SAFETY: the caller's locks, by the contract of `Pool`.
-            let weights = unsafe { &pool.slot(slot)[..dim] };
+            let weights = unsafe { pool.weights(slot) };
             out[to as usize * dim..][..dim].copy_from_slice(weights);
         }
     }
@@ -154,9 +210,9 @@ dispatch! {
     fn gather_pooled(pool: &HostPool, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]) {
         let dim = pool.layout.dim;
         for (i, (&slot, &bag)) in slots.iter().zip(bags).enumerate() {
-            pool.prefetch(slots.get(i + AHEAD), dim);
+            pool.prefetch_weights(slots.get(i + AHEAD));
             // SAFETY: the caller's locks, by the contract of `Pool`.
-            let weights = unsafe { &pool.slot(slot)[..dim] };
+            let weights = unsafe { pool.weights(slot) };
             let out = &mut out[bag as usize * dim..][..dim];
             match scales {
                 Some(scales) => out.iter_mut().zip(weights).for_each(|(out, w)| *out += scales[i] * w),
@@ -170,7 +226,8 @@ dispatch! {
     fn fill(pool: &HostPool, slots: &[u32], rows: &[u8]) {
         for (&slot, row) in slots.iter().zip(rows.chunks_exact(pool.layout.row_bytes())) {
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            pool.layout.decode(row, unsafe { pool.slot_mut(slot) });
+            let (weights, state) = unsafe { pool.slot_mut(slot) };
+            pool.layout.decode(row, weights, state);
         }
     }
 }
@@ -180,10 +237,12 @@ dispatch! {
         let dim = pool.layout.dim;
         let (sum, changed) = scratch.split_at_mut(dim);
         for (i, &slot) in slots.iter().enumerate() {
-            pool.prefetch(slots.get(i + AHEAD), pool.layout.slot_len());
+            pool.prefetch(slots.get(i + AHEAD));
+            gradients.prefetch(i + AHEAD, dim);
             let gradient = gradients.of(i, sum);
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            rule.apply(unsafe { pool.slot_mut(slot) }, gradient, changed);
+            let (weights, state) = unsafe { pool.slot_mut(slot) };
+            rule.apply(weights, state, gradient, changed);
         }
     }
 }
@@ -193,14 +252,14 @@ dispatch! {
         let mut error = RoundingError::default();
         let decoded = &mut scratch[..pool.layout.dim];
         for (i, (leaving, row)) in evicted.iter().zip(rows.chunks_exact_mut(pool.layout.row_bytes())).enumerate() {
-            pool.prefetch(evicted.get(i + AHEAD).map(|ahead| &ahead.slot), pool.layout.slot_len());
+            pool.prefetch(evicted.get(i + AHEAD).map(|ahead| &ahead.slot));
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            let slot = unsafe { pool.slot(leaving.slot) };
+            let (weights, state) = unsafe { pool.slot(leaving.slot) };
             let noise = Noise { seed: pool.seed, partition: leaving.partition, write_back: leaving.number };
-            pool.layout.encode(slot, noise, row);
+            pool.layout.encode(weights, state, noise, row);
             if leaving.number % RoundingError::SAMPLE == 0 {
                 pool.layout.decode_weights(row, decoded);
-                error.add(RoundingError::between(slot, decoded));
+                error.add(RoundingError::between(weights, decoded));
             }
         }
         error

@@ -80,33 +80,29 @@ impl RowLayout {
         self.weights.decode(&row[..self.weights.bytes(self.dim)], out);
     }
 
-    /// Reads a stored row into a slot.
+    /// Reads a stored row.
     #[inline(always)]
-    pub fn decode(&self, row: &[u8], slot: &mut [f32]) {
-        let (weights, state) = row.split_at(self.weights.bytes(self.dim));
-        self.weights.decode(weights, &mut slot[..self.dim]);
+    pub fn decode(&self, row: &[u8], weights: &mut [f32], state: &mut [f32]) {
+        let (stored, stored_state) = row.split_at(self.weights.bytes(self.dim));
+        self.weights.decode(stored, weights);
         match self.state.precision {
-            StatePrecision::F32 => WeightFormat::F32.decode(state, &mut slot[self.dim..]),
-            StatePrecision::Bf16 => float::decode_bf16(state, &mut slot[self.dim..]),
+            StatePrecision::F32 => WeightFormat::F32.decode(stored_state, state),
+            StatePrecision::Bf16 => float::decode_bf16(stored_state, state),
         }
     }
 
-    /// Rounds a slot into a stored row.
+    /// Rounds a full-precision row into a stored one.
     #[inline(always)]
-    pub fn encode(&self, slot: &[f32], noise: Noise, row: &mut [u8]) {
-        let (weights, state) = row.split_at_mut(self.weights.bytes(self.dim));
-        self.weights.encode(&slot[..self.dim], self.rounding, noise, weights);
-        let slot = &slot[self.dim..];
-        if slot.is_empty() {
-            return;
-        }
+    pub fn encode(&self, weights: &[f32], state: &[f32], noise: Noise, row: &mut [u8]) {
+        let (stored, stored_state) = row.split_at_mut(self.weights.bytes(self.dim));
+        self.weights.encode(weights, self.rounding, noise, stored);
         match self.state.precision {
-            StatePrecision::F32 => WeightFormat::F32.encode(slot, self.rounding, noise, state),
+            StatePrecision::F32 => WeightFormat::F32.encode(state, self.rounding, noise, stored_state),
             StatePrecision::Bf16 => {
-                for (t, (slot, state)) in
-                    slot.chunks(self.state.len).zip(state.chunks_mut(2 * self.state.len)).enumerate()
-                {
-                    float::encode_bf16(slot, self.rounding, noise, domain::STATE + t as u32, state);
+                let tensors =
+                    state.chunks(self.state.len.max(1)).zip(stored_state.chunks_mut(2 * self.state.len.max(1)));
+                for (t, (tensor, stored)) in tensors.enumerate() {
+                    float::encode_bf16(tensor, self.rounding, noise, domain::STATE + t as u32, stored);
                 }
             }
         }

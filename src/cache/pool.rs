@@ -3,12 +3,12 @@
 //! `unsafe` only stands in declarations here; what it asks of callers is in [`Pool`]'s safety section.
 #![allow(unsafe_code)]
 
-use crate::numeric::Rule;
+use crate::numeric::{Rule, simd, sum};
 
 /// Full-precision rows in numbered slots, on the host or on a GPU.
 ///
 /// Every operation takes the slots of a whole batch, over all partitions of a table, so that a GPU runs it as
-/// one kernel. Slots lie `weights | state`, all f32. What the numbers mean is the directory's business.
+/// one kernel. A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business.
 ///
 /// # Safety
 ///
@@ -97,6 +97,14 @@ impl<'a> Gradients<'a> {
         sum
     }
 
+    /// Asks for the first gradient of row `i`, if there is one.
+    #[inline(always)]
+    pub fn prefetch(&self, i: usize, dim: usize) {
+        if let Some(&first) = i.checked_sub(1).and_then(|before| self.picked.get(*self.ends.get(before)? as usize)) {
+            simd::prefetch_slice(self.at(first, dim));
+        }
+    }
+
     /// Gradient number `i` of the push.
     #[inline(always)]
     pub fn at(&self, i: u32, dim: usize) -> &'a [f32] {
@@ -128,11 +136,11 @@ impl RoundingError {
     /// Rows whose write-back number is a multiple of this are measured.
     pub const SAMPLE: u64 = 16;
 
-    /// The difference of one row's weights before (`exact`, state may follow) and after rounding.
+    /// The difference of one row's weights before and after rounding. `rounded` is used up.
     #[inline(always)]
-    pub fn between(exact: &[f32], rounded: &[f32]) -> RoundingError {
-        let squares = rounded.iter().zip(exact).map(|(r, x)| f64::from((r - x) * (r - x))).sum();
-        RoundingError { squares, weights: rounded.len() as u64 }
+    pub fn between(exact: &[f32], rounded: &mut [f32]) -> RoundingError {
+        rounded.iter_mut().zip(exact).for_each(|(r, x)| *r -= x);
+        RoundingError { squares: f64::from(sum::of_squares(rounded)), weights: rounded.len() as u64 }
     }
 
     /// Adds what another batch measured.

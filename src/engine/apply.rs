@@ -13,8 +13,8 @@ use std::cell::RefCell;
 
 use super::distinct::Distinct;
 use super::table::Table;
-use crate::cache::{Admission, Gradients, Pool, RoundingError, WriteBack};
-use crate::numeric::simd::{self, dispatch};
+use crate::cache::{Admission, Gradients, Pool, RoundingError, RowLayout, WriteBack};
+use crate::numeric::simd::dispatch;
 use crate::numeric::{Noise, Rule, hash};
 use crate::table::TablePart;
 
@@ -126,10 +126,11 @@ dispatch! {
         for i in 0..rows.len() {
             if let Some(&row) = rows.get(i + AHEAD) {
                 part.prefetch_row(row);
-                gradients.prefetch(i + AHEAD, dim);
             }
+            gradients.prefetch(i + AHEAD, dim);
             let row = part.exact_row(rows[i], distinct.keys[i], &visit.table.initial, dim);
-            rule.apply(row, gradients.of(i, sum), &mut rest[..dim]);
+            let (weights, state) = row.split_at_mut(dim);
+            rule.apply(weights, state, gradients.of(i, sum), &mut rest[..dim]);
         }
         part.counts.push_misses += visit.positions.len() as u64;
         part.counts.updated_rows += rows.len() as u64;
@@ -175,8 +176,8 @@ dispatch! {
         leaving.clear();
         leaving_rows.clear();
         conflicts.clear();
-        for &mixed in &distinct.mixed {
-            part.directory.prefetch(mixed);
+        for (&key, &mixed) in distinct.keys.iter().zip(&distinct.mixed) {
+            part.prefetch(key, mixed);
         }
         for i in 0..distinct.len() {
             rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
@@ -293,22 +294,26 @@ dispatch! {
         let Work { distinct, rows, slots, conflicts, picked, ends, scratch, .. } = work;
         let layout = visit.table.layout();
         let dim = layout.dim;
-        let (slot, rest) = scratch.split_at_mut(layout.slot_len());
+        let (weights, rest) = scratch.split_at_mut(dim);
+        let (state, rest) = rest.split_at_mut(layout.state.numbers());
         let (sum, changed) = rest.split_at_mut(dim);
         distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
         let gradients = Gradients { values, picked, ends };
         for (c, &(i, number)) in conflicts.iter().enumerate() {
             let row = rows[i as usize];
             match part.stored(row) {
-                Some(bytes) => layout.decode(bytes, slot),
-                None => visit.table.initial.row(distinct.keys[i as usize], dim, slot),
+                Some(bytes) => layout.decode(bytes, weights, state),
+                None => {
+                    visit.table.initial.weights(distinct.keys[i as usize], weights);
+                    state.fill(0.0);
+                }
             }
-            rule.apply(slot, gradients.of(c, sum), changed);
+            rule.apply(weights, state, gradients.of(c, sum), changed);
             let bytes = part.store(row);
-            layout.encode(slot, numbering.noise(number), bytes);
+            layout.encode(weights, state, numbering.noise(number), bytes);
             if number % RoundingError::SAMPLE == 0 {
                 layout.decode_weights(bytes, changed);
-                part.counts.rounding_error.add(RoundingError::between(slot, changed));
+                part.counts.rounding_error.add(RoundingError::between(weights, changed));
             }
         }
     }
@@ -348,11 +353,18 @@ pub fn assign(
                 }
                 _ => {
                     let number = if layout.is_exact() { 0 } else { numbering.take() };
-                    layout.encode(scratch, numbering.noise(number), part.store(row));
+                    let (weights, state) = scratch.split_at(dim);
+                    encode(layout, weights, state, numbering.noise(number), part.store(row));
                 }
             }
         }
     });
+}
+
+dispatch! {
+    fn encode(layout: &RowLayout, weights: &[f32], state: &[f32], noise: Noise, row: &mut [u8]) {
+        layout.encode(weights, state, noise, row);
+    }
 }
 
 /// Forgets rows.
@@ -360,14 +372,5 @@ pub fn remove(part: &mut TablePart, keys: &[u64], positions: &[u32]) {
     for &position in positions {
         let key = keys[position as usize];
         part.remove(key, hash::mix64(key));
-    }
-}
-
-impl Gradients<'_> {
-    /// Asks for the first gradient of row `i`.
-    #[inline(always)]
-    fn prefetch(&self, i: usize, dim: usize) {
-        let start = self.ends[i - 1] as usize;
-        simd::prefetch_slice(self.at(self.picked[start], dim));
     }
 }

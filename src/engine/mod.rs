@@ -186,21 +186,22 @@ impl Engine {
         }
         self.check_out(&tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
-        let held = self.hold(&guards);
+        let held = self.hold(&tables, &guards);
 
         let mut jobs = Vec::new();
         let mut rest = out;
-        for (table, pull) in tables.iter().zip(pulls) {
-            let (mine, others) = rest.split_at_mut(pull.keys.len() * table.dim());
+        for (held, pull) in held.iter().zip(pulls) {
+            let dim = held.table.dim();
+            let (mine, others) = rest.split_at_mut(pull.keys.len() * dim);
             rest = others;
-            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * table.dim())) {
-                jobs.push((&**table, keys, out));
+            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * dim)) {
+                jobs.push((held, keys, out));
             }
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.each_job(rows, jobs, |(table, keys, out)| {
-            let hits = pull::rows(&held, table, keys, out)?;
-            table.count_pull(hits, keys.len() as u64 - hits);
+        self.each_job(rows, jobs, |(held, keys, out)| {
+            let hits = pull::rows(held, keys, out)?;
+            held.table.count_pull(hits, keys.len() as u64 - hits);
             Ok(())
         })
     }
@@ -213,12 +214,13 @@ impl Engine {
         }
         self.check_out(&tables, pulls.iter().map(|pull| pull.offsets.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
-        let held = self.hold(&guards);
+        let held = self.hold(&tables, &guards);
 
         let mut jobs = Vec::new();
         let mut rest = out;
-        for (table, pull) in tables.iter().zip(pulls) {
-            let (mine, others) = rest.split_at_mut(pull.offsets.len() * table.dim());
+        for (held, pull) in held.iter().zip(pulls) {
+            let dim = held.table.dim();
+            let (mine, others) = rest.split_at_mut(pull.offsets.len() * dim);
             rest = others;
             let mut out = mine;
             let mut first = 0;
@@ -229,7 +231,7 @@ impl Engine {
                 let bags = pull.offsets[first..].iter().take_while(full).take(JOB_ROWS).count().max(1);
                 let end = pull.offsets.get(first + bags).map_or(pull.keys.len(), |&end| end as usize);
                 let range = base as usize..end;
-                let (mine, others) = out.split_at_mut(bags * table.dim());
+                let (mine, others) = out.split_at_mut(bags * dim);
                 out = others;
                 let bags_here = Bags {
                     keys: &pull.keys[range.clone()],
@@ -238,14 +240,14 @@ impl Engine {
                     base,
                     mean: pull.pooling == Pooling::Mean,
                 };
-                jobs.push((&**table, bags_here, mine));
+                jobs.push((held, bags_here, mine));
                 first += bags;
             }
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.each_job(rows, jobs, |(table, bags, out)| {
-            let hits = pull::pooled(&held, table, &bags, out)?;
-            table.count_pull(hits, bags.keys.len() as u64 - hits);
+        self.each_job(rows, jobs, |(held, bags, out)| {
+            let hits = pull::pooled(held, &bags, out)?;
+            held.table.count_pull(hits, bags.keys.len() as u64 - hits);
             Ok(())
         })
     }
@@ -305,8 +307,14 @@ impl Engine {
         self.partitions.iter().zip(needed).map(|(partition, needed)| needed.then(|| partition.read())).collect()
     }
 
-    fn hold<'a>(&'a self, guards: &'a [Option<RwLockReadGuard<'_, Partition>>]) -> Held<'a> {
-        Held { route: &self.route, partitions: guards.iter().map(Option::as_deref).collect() }
+    /// What these guards hold of each table.
+    fn hold<'a>(
+        &'a self,
+        tables: &'a [Arc<Table>],
+        guards: &'a [Option<RwLockReadGuard<'_, Partition>>],
+    ) -> Vec<Held<'a>> {
+        let partitions = guards.iter().filter_map(Option::as_deref);
+        tables.iter().map(|table| Held::new(table, &self.route, partitions.clone())).collect()
     }
 
     /// Runs jobs here, or on the compute threads where there are enough rows.
@@ -447,8 +455,8 @@ impl Engine {
         Ok(lsn)
     }
 
-    /// The memory of a new table: a region per owned partition if it is dense, and the pool.
-    fn allocate(&self, shape: &Shape, slots: u32) -> Result<(Vec<Region>, Option<Box<dyn Pool>>)> {
+    /// The memory of a new table.
+    fn allocate(&self, shape: &Shape, slots: u32) -> Result<TableMemory> {
         let system = |e: std::io::Error| Error::System(e.to_string());
         let mut regions = Vec::new();
         if let KeySpace::Dense { .. } = shape.keys {
@@ -553,6 +561,9 @@ impl Engine {
         }
     }
 }
+
+/// A region per owned partition for the rows of a dense table, and a pool where there is a cache.
+type TableMemory = (Vec<Region>, Option<Box<dyn Pool>>);
 
 /// One table's part of a change, ready to be applied partition by partition.
 struct Part<'a> {

@@ -3,7 +3,7 @@
 //! Hot path: nothing is allocated per row, there is no lock per row, and each row is copied once. Keys are worked on
 //! in blocks, so that the memory of a whole block is asked for before any of it is needed.
 //!
-//! `unsafe` lives here because pools trust their caller to hold the partitions' locks: the [`Held`] partitions are
+//! `unsafe` lives here because pools trust their caller to hold the partitions' locks: the [`Held`] parts are
 //! borrowed from read guards, and parts only name slots of their own directories.
 #![allow(unsafe_code)]
 
@@ -18,20 +18,29 @@ use crate::numeric::simd::dispatch;
 use crate::table::TablePart;
 
 /// Keys whose memory is asked for together.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 
-/// The partitions that a pull holds, by place; those it does not need are `None`.
+/// The parts of one table that a pull holds, by partition; those it does not need are `None`.
 pub struct Held<'a> {
-    /// Where keys are.
-    pub route: &'a Route,
-    /// The partitions.
-    pub partitions: Vec<Option<&'a Partition>>,
+    /// The table.
+    pub table: &'a Table,
+    route: &'a Route,
+    parts: Vec<Option<&'a TablePart>>,
 }
 
 impl<'a> Held<'a> {
+    /// The parts of `table` in these partitions.
+    pub fn new(table: &'a Table, route: &'a Route, partitions: impl Iterator<Item = &'a Partition>) -> Held<'a> {
+        let mut parts = vec![None; 1 << route.bits()];
+        for partition in partitions {
+            parts[partition.id as usize] = partition.part(table.id);
+        }
+        Held { table, route, parts }
+    }
+
     #[inline(always)]
-    fn part(&self, table: &Table, key: u64) -> Option<&'a TablePart> {
-        self.partitions[self.route.place(table.keys(), key)]?.part(table.id)
+    fn part(&self, key: u64) -> Option<&'a TablePart> {
+        self.parts[self.route.partition(self.table.keys(), key) as usize]
     }
 }
 
@@ -43,31 +52,32 @@ enum Source<'a> {
 }
 
 /// Reads the rows of `keys` into `out`. Returns how many were in the cache.
-pub fn rows(held: &Held<'_>, table: &Table, keys: &[u64], out: &mut [f32]) -> Result<u64> {
-    read_rows(held, table, keys, out).ok_or_else(|| Error::UnknownTable(table.name().into()))
+pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> Result<u64> {
+    read_rows(held, keys, out).ok_or_else(|| Error::UnknownTable(held.table.name().into()))
 }
 
 dispatch! {
     /// `None` if the table was dropped meanwhile.
-    fn read_rows(held: &Held<'_>, table: &Table, keys: &[u64], out: &mut [f32]) -> Option<u64> {
+    fn read_rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> Option<u64> {
+        let table = held.table;
         let layout = table.layout();
         let dim = layout.dim;
         let mut hits = 0;
-        let mut places: [(Option<&TablePart>, u64); BLOCK] = [(None, 0); BLOCK];
+        let mut parts: [Option<&TablePart>; BLOCK] = [None; BLOCK];
+        let mut sets = [0u32; BLOCK];
         let mut slots = [0u32; BLOCK];
         let mut slots_to = [0u32; BLOCK];
         let mut others = [(Source::Initial(0), 0u32); BLOCK];
         for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
-            for (place, &key) in places.iter_mut().zip(keys) {
-                let part = held.part(table, key)?;
-                let mixed = hash::mix64(key);
-                part.directory.prefetch(mixed);
-                *place = (Some(part), mixed);
+            let count = keys.len().min(BLOCK);
+            for i in 0..count {
+                let part = held.part(keys[i])?;
+                parts[i] = Some(part);
+                sets[i] = part.prefetch(keys[i], hash::mix64(keys[i]));
             }
             let (mut cached, mut other) = (0, 0);
-            for (i, (&(part, mixed), &key)) in places.iter().zip(keys).enumerate() {
-                let part = part?;
-                match find(part, key, mixed) {
+            for i in 0..count {
+                match find(parts[i]?, keys[i], sets[i]) {
                     Found::Slot(slot) => {
                         slots[cached] = slot;
                         slots_to[cached] = i as u32;
@@ -104,9 +114,9 @@ enum Found<'a> {
 
 /// Where a row is; its stored form is asked for if it is needed.
 #[inline(always)]
-fn find(part: &TablePart, key: u64, mixed: u64) -> Found<'_> {
-    let Some(row) = part.find(key, mixed) else { return Found::Row(Source::Initial(key)) };
-    if let Some(slot) = part.directory.find(row, mixed) {
+fn find(part: &TablePart, key: u64, set: u32) -> Found<'_> {
+    let Some(row) = part.find(key) else { return Found::Row(Source::Initial(key)) };
+    if let Some(slot) = part.directory.find_in(set, row) {
         return Found::Slot(part.first_slot + slot);
     }
     match part.stored(row) {
@@ -149,15 +159,16 @@ thread_local! {
 }
 
 /// Reads bags as one row each: cached rows first, in order, then the others, in order.
-pub fn pooled(held: &Held<'_>, table: &Table, bags: &Bags<'_>, out: &mut [f32]) -> Result<u64> {
+pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32]) -> Result<u64> {
     WORK.with_borrow_mut(|work| {
-        work.row.resize(table.dim(), 0.0);
-        read_pooled(held, table, bags, out, work).ok_or_else(|| Error::UnknownTable(table.name().into()))
+        work.row.resize(held.table.dim(), 0.0);
+        read_pooled(held, bags, out, work).ok_or_else(|| Error::UnknownTable(held.table.name().into()))
     })
 }
 
 dispatch! {
-    fn read_pooled(held: &Held<'_>, table: &Table, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> Option<u64> {
+    fn read_pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> Option<u64> {
+        let table = held.table;
         let layout = table.layout();
         let dim = layout.dim;
         out.fill(0.0);
@@ -171,8 +182,8 @@ dispatch! {
         for bag in 0..bags.offsets.len() {
             let end = end_of(bag);
             for (i, &key) in bags.keys[start..end].iter().enumerate() {
-                let part = held.part(table, key)?;
-                match find(part, key, hash::mix64(key)) {
+                let part = held.part(key)?;
+                match find(part, key, part.directory.set(hash::mix64(key))) {
                     Found::Slot(slot) => {
                         work.slots.push(slot);
                         work.slot_bags.push(bag as u32);
@@ -193,9 +204,10 @@ dispatch! {
         }
         for &(i, bag) in &work.others {
             let key = bags.keys[i as usize];
-            match find(held.part(table, key)?, key, hash::mix64(key)) {
-                Found::Row(Source::Stored(bytes)) => layout.decode_weights(bytes, &mut work.row),
-                _ => table.initial.weights(key, &mut work.row),
+            let part = held.part(key)?;
+            match part.find(key).and_then(|row| part.stored(row)) {
+                Some(bytes) => layout.decode_weights(bytes, &mut work.row),
+                None => table.initial.weights(key, &mut work.row),
             }
             let out = &mut out[bag as usize * dim..][..dim];
             match bags.weights {
@@ -238,13 +250,16 @@ pub fn inspect(partition: &Partition, table: &Table, key: u64) -> Option<Row> {
     let layout = table.layout();
     let mixed = hash::mix64(key);
     let mut slot = vec![0.0; layout.slot_len()];
-    let row = part.find(key, mixed);
+    let row = part.find(key);
     let at = row.and_then(|row| part.directory.find(row, mixed));
     let stored = row.and_then(|row| part.stored(row));
     match (at, table.pool.as_deref(), stored) {
         // SAFETY: `partition` is borrowed from its read guard, and the slot is of its part.
         (Some(at), Some(pool), _) => unsafe { pool.read(&[part.first_slot + at], &mut slot) },
-        (_, _, Some(bytes)) => layout.decode(bytes, &mut slot),
+        (_, _, Some(bytes)) => {
+            let (weights, state) = slot.split_at_mut(layout.dim);
+            layout.decode(bytes, weights, state);
+        }
         _ => table.initial.row(key, layout.dim, &mut slot),
     }
     let state = slot.split_off(layout.dim);

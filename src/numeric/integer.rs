@@ -8,7 +8,7 @@ use super::philox::{self, Noise, domain};
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// 2^126: larger elements are limited to it, so that no code times its scale overflows.
-const LIMIT: f32 = 8.507_059_2e37;
+const LIMIT: f32 = f32::from_bits((126 + 127) << 23);
 /// The scale of a row with a NaN or an infinity: the whole row reads as NaN.
 const POISON: u16 = 0x7fc0;
 /// Elements that share eight Philox blocks.
@@ -101,7 +101,10 @@ fn encode_codes<const BITS: u32>(
             }
             Rounding::Nearest => v = v.map(f32::round_ties_even),
         }
-        let mut codes = v.map(|v| (v as i32 + offset) as u8);
+        // A whole number plus 1.5 * 2^23 has it in its lowest bits, two's complement and all. A cast would do, but
+        // its checks for NaN and range keep the compiler from vectorising it.
+        let offset = offset as f32 + 12_582_912.0;
+        let mut codes = v.map(|v| (v + offset).to_bits() as u8);
         codes[x.len()..].fill(0);
         pack::<BITS>(&codes, data);
     }

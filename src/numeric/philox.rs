@@ -1,5 +1,7 @@
 //! Philox4x32-10, the counter-based generator behind all randomness (docs/NUMERICS.md, section 2).
 
+use super::simd;
+
 const M0: u32 = 0xd251_1f53;
 const M1: u32 = 0xcd9e_8d57;
 const W0: u32 = 0x9e37_79b9;
@@ -37,14 +39,12 @@ pub fn blocks(first_block: u32, rest: [u32; 3], key: Key) -> [[u32; LANES]; 4] {
     let mut c3 = [rest[2]; LANES];
     let (mut k0, mut k1) = (key.seed, key.domain);
     for _ in 0..ROUNDS {
-        for lane in 0..LANES {
-            let p0 = u64::from(M0) * u64::from(c0[lane]);
-            let p1 = u64::from(M1) * u64::from(c2[lane]);
-            c0[lane] = (p1 >> 32) as u32 ^ c1[lane] ^ k0;
-            c1[lane] = p1 as u32;
-            c2[lane] = (p0 >> 32) as u32 ^ c3[lane] ^ k1;
-            c3[lane] = p0 as u32;
-        }
+        let (high0, low0) = simd::wide_multiply(M0, c0);
+        let (high1, low1) = simd::wide_multiply(M1, c2);
+        c0 = std::array::from_fn(|lane| high1[lane] ^ c1[lane] ^ k0);
+        c1 = low1;
+        c2 = std::array::from_fn(|lane| high0[lane] ^ c3[lane] ^ k1);
+        c3 = low0;
         k0 = k0.wrapping_add(W0);
         k1 = k1.wrapping_add(W1);
     }

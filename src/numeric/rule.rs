@@ -16,7 +16,7 @@ pub struct Rule {
     pub weight_decay: f32,
 }
 
-/// The step of each optimizer. The row is `dim` weights, then the state tensors.
+/// The step of each optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// Stochastic gradient descent; no state.
@@ -54,11 +54,9 @@ pub enum Step {
 }
 
 impl Rule {
-    /// Steps one row. `row` holds `gradient.len()` weights and the state; `scratch` is as long as `gradient`.
+    /// Steps one row: its weights and its state tensors. `gradient` and `scratch` are as long as `weights`.
     #[inline(always)]
-    pub fn apply(&self, row: &mut [f32], gradient: &[f32], scratch: &mut [f32]) {
-        let dim = gradient.len();
-        let (weights, state) = row.split_at_mut(dim);
+    pub fn apply(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32], scratch: &mut [f32]) {
         if self.clip_norm.is_none() && self.weight_decay == 0.0 {
             return self.step.apply(weights, state, gradient);
         }

@@ -69,19 +69,84 @@ pub fn prefetch<T>(address: *const T) {
     }
 }
 
-/// Asks for all cache lines of `slice`.
+/// Asks for all cache lines of `slice`, each once.
 #[inline(always)]
 pub fn prefetch_slice<T>(slice: &[T]) {
+    const LINE: usize = 64;
     let start = slice.as_ptr().cast::<u8>();
-    let len = std::mem::size_of_val(slice);
-    let mut offset = 0;
-    while offset < len {
-        prefetch(start.wrapping_add(offset));
-        offset += 64;
+    // From the start of the first line; the difference keeps the pointer's provenance.
+    let before = start as usize % LINE;
+    let lines = (before + std::mem::size_of_val(slice)).div_ceil(LINE);
+    for line in 0..lines {
+        prefetch(start.wrapping_sub(before).wrapping_add(LINE * line));
     }
-    if len > 0 {
-        prefetch(start.wrapping_add(len - 1));
+}
+
+/// The index of the first element that equals `wanted`.
+#[inline(always)]
+pub fn position(elements: &[u32], wanted: u32) -> Option<usize> {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if avx2() {
+        // SAFETY: the CPU has AVX2.
+        return unsafe { position_avx2(elements, wanted) };
     }
+    elements.iter().position(|&element| element == wanted)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2,bmi1")]
+#[inline]
+fn position_avx2(elements: &[u32], wanted: u32) -> Option<usize> {
+    use std::arch::x86_64::*;
+    let Some(last) = elements.last_chunk::<8>() else { return elements.iter().position(|&element| element == wanted) };
+    let wanted = _mm256_set1_epi32(wanted as i32);
+    let equal = |chunk: &[u32; 8]| {
+        // SAFETY: 32 readable bytes, and the load asks for no alignment.
+        let chunk = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
+        u64::from(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(chunk, wanted))) as u32)
+    };
+    // The last eight are looked at together with elements that were already seen, where they overlap.
+    let mut found = equal(last) << (elements.len() - 8);
+    match elements.as_chunks::<8>().0 {
+        [a, b, c] | [a, b, c, _] if elements.len() <= 32 => found |= equal(a) | equal(b) << 8 | equal(c) << 16,
+        chunks => {
+            debug_assert!(elements.len() <= 64, "positions are counted in 64 bits");
+            for (i, chunk) in chunks.iter().enumerate() {
+                found |= equal(chunk) << (8 * i);
+            }
+        }
+    }
+    (found != 0).then(|| found.trailing_zeros() as usize)
+}
+
+/// Upper and lower halves of the products of `m` with eight numbers.
+#[inline(always)]
+pub fn wide_multiply(m: u32, x: [u32; 8]) -> ([u32; 8], [u32; 8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if avx2() {
+        // SAFETY: the CPU has AVX2.
+        return unsafe { wide_multiply_avx2(m, x) };
+    }
+    let product = |lane: usize| u64::from(m) * u64::from(x[lane]);
+    (std::array::from_fn(|lane| (product(lane) >> 32) as u32), std::array::from_fn(|lane| product(lane) as u32))
+}
+
+/// Even and odd lanes apart, as the instruction multiplies.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn wide_multiply_avx2(m: u32, x: [u32; 8]) -> ([u32; 8], [u32; 8]) {
+    use std::arch::x86_64::*;
+    // SAFETY: arrays of eight u32 and vectors of 256 bits have the same size, and any bits are valid in both.
+    let (x, to_array) = unsafe {
+        (std::mem::transmute::<[u32; 8], __m256i>(x), |x: __m256i| std::mem::transmute::<__m256i, [u32; 8]>(x))
+    };
+    let m = _mm256_set1_epi32(m as i32);
+    let even = _mm256_mul_epu32(x, m);
+    let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(x), m);
+    let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
+    let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
+    (to_array(high), to_array(low))
 }
 
 /// Defines a function whose body is compiled for AVX2 and for the baseline, chosen at run time.
@@ -111,3 +176,32 @@ macro_rules! dispatch {
     };
 }
 pub(crate) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_found_in_sets_of_any_size() {
+        for len in 0..=64usize {
+            let elements: Vec<u32> = (0..len as u32).map(|i| 100 + i).collect();
+            for wanted in 99..102 + len as u32 {
+                let expected = elements.iter().position(|&element| element == wanted);
+                assert_eq!(position(&elements, wanted), expected, "{wanted} among {len}");
+            }
+            assert_eq!(position(&vec![5; len], 5), (len > 0).then_some(0));
+        }
+    }
+
+    #[test]
+    fn products_are_whole() {
+        let x = [0, 1, 2, 0x8000_0000, u32::MAX, 12345, 0x9e37_79b9, 77];
+        for m in [0, 1, 0xd251_1f53, u32::MAX] {
+            let (high, low) = wide_multiply(m, x);
+            for lane in 0..8 {
+                let product = u64::from(m) * u64::from(x[lane]);
+                assert_eq!((u64::from(high[lane]) << 32) | u64::from(low[lane]), product);
+            }
+        }
+    }
+}

@@ -9,16 +9,18 @@ use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::numeric::{hash, simd};
 
-/// A table's part in one partition.
+/// A table's part in one partition. A pull visits all parts of its table again and again, so what it reads of
+/// them lies together, on as few cache lines as possible.
+#[repr(C, align(64))]
 pub struct TablePart {
-    rows: Rows,
-    keys: Keys,
-    /// Bytes at the front of a stored row that are not its payload.
-    key_bytes: usize,
     /// Which rows are in the cache.
     pub directory: Directory,
     /// The pool's slot of the directory's slot 0.
     pub first_slot: u32,
+    /// Bytes at the front of a stored row that are not its payload.
+    key_bytes: usize,
+    rows: Rows,
+    keys: Keys,
     /// What changes have done here.
     pub counts: PartCounts,
 }
@@ -104,12 +106,12 @@ impl TablePart {
         TablePart { rows, keys, key_bytes, directory, first_slot, counts: PartCounts::default() }
     }
 
-    /// The row of a key, if it has one. `mixed` is the key's [`hash::mix64`].
+    /// The row of a key, if it has one.
     #[inline(always)]
-    pub fn find(&self, key: u64, mixed: u64) -> Option<u32> {
+    pub fn find(&self, key: u64) -> Option<u32> {
         match &self.keys {
             Keys::Dense { bits, .. } => Some((key >> bits) as u32),
-            Keys::Hashed(index) => index.find(&self.rows, key, mixed),
+            Keys::Hashed(index) => index.find(&self.rows, key, hash::mix64(key)),
         }
     }
 
@@ -130,7 +132,7 @@ impl TablePart {
 
     /// Takes a row out of cache and store.
     pub fn remove(&mut self, key: u64, mixed: u64) {
-        let Some(row) = self.find(key, mixed) else { return };
+        let Some(row) = self.find(key) else { return };
         if let Some(slot) = self.directory.find(row, mixed) {
             self.directory.clear(slot);
         }
@@ -161,6 +163,17 @@ impl TablePart {
     pub fn store(&mut self, row: u32) -> &mut [u8] {
         self.rows.set_stored(row);
         &mut self.rows.row_mut(row)[self.key_bytes..]
+    }
+
+    /// Asks for what a lookup will read first. Returns the key's set in the directory.
+    #[inline(always)]
+    pub fn prefetch(&self, key: u64, mixed: u64) -> u32 {
+        let set = self.directory.set(mixed);
+        self.directory.prefetch(set);
+        if let Keys::Dense { bits, .. } = self.keys {
+            self.rows.prefetch_stored((key >> bits) as u32);
+        }
+        set
     }
 
     /// Asks for the memory of a row's stored form.

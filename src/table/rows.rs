@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::memory::{Mapping, Region};
+use crate::numeric::simd;
 
 /// Chunks of a growing part take about this much memory.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -126,6 +127,12 @@ impl Rows {
     #[inline(always)]
     pub fn is_stored(&self, row: u32) -> bool {
         self.stored[(row / 64) as usize] >> (row % 64) & 1 != 0
+    }
+
+    /// Asks for the memory that [`Rows::is_stored`] will read.
+    #[inline(always)]
+    pub fn prefetch_stored(&self, row: u32) {
+        simd::prefetch(self.stored.as_ptr().wrapping_add((row / 64) as usize));
     }
 
     /// Notes that a row's bytes are valid.
