@@ -2,6 +2,7 @@
 //!
 //! Every round runs the limit and the engine on the same keys, one right after the other, so that a noisy machine
 //! slows both; a ratio is the median over the rounds. Memory is measured in a process of its own per table.
+//! An argument (`pull`, `push` or `memory`) runs that part alone.
 
 mod common;
 
@@ -29,8 +30,13 @@ fn main() {
     match args.iter().position(|arg| arg == "--memory") {
         Some(at) => println!("{}", trained_memory(args[at + 1].parse().expect("a precision"))),
         None => {
-            speed();
-            memory();
+            let wanted = args.iter().find(|arg| !arg.starts_with('-')).map_or("", String::as_str);
+            if wanted != "memory" {
+                speed(wanted);
+            }
+            if wanted.is_empty() || wanted == "memory" {
+                memory();
+            }
         }
     }
 }
@@ -70,7 +76,8 @@ fn report(name: &str, limit: Vec<f64>, ours: Vec<f64>) {
     println!("ratio {name} {:.3}", median(ratios));
 }
 
-fn speed() {
+/// `wanted` is empty for everything, or `pull` or `push`.
+fn speed(wanted: &str) {
     println!(
         "# engine, 1 thread, {ROWS} rows, dim {DIM}, Zipf 1.05, batch {BATCH}, f32 out, {}",
         hotrow::numeric::simd::name()
@@ -84,7 +91,7 @@ fn speed() {
         let codes = Array::new((0..ROWS * (DIM + 2)).map(|i| (i * 37 % 64) as u8));
         let (mut limit, mut ours) = (Vec::new(), Vec::new());
         let before = engine.stats("t").unwrap();
-        for _ in 0..ROUNDS {
+        for _ in 0..if wanted == "push" { 1 } else { ROUNDS } {
             let keys = zipf.batch(BATCH);
             limit.push(seconds(|| limits::gather_int8(black_box(codes.as_ref()), DIM, &keys, black_box(&mut out))));
             ours.push(seconds(|| engine.pull(&[Pull { table: "t", keys: &keys }], black_box(&mut out)).unwrap()));
@@ -98,7 +105,7 @@ fn speed() {
         let mut sums = Array::new((0..ROWS).map(|_| 0.1f32));
         let (mut limit, mut ours) = (Vec::new(), Vec::new());
         let before = engine.stats("t").unwrap();
-        for _ in 0..ROUNDS {
+        for _ in 0..if wanted == "pull" { 1 } else { ROUNDS } {
             let keys = zipf.unique_batch(BATCH);
             limit.push(seconds(|| {
                 limits::rowwise_adagrad(black_box(table.as_mut()), sums.as_mut(), DIM, &keys, &values, 0.01);

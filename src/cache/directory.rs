@@ -10,6 +10,22 @@ use crate::numeric::{hash, simd};
 
 /// Ways per set, where a partition's budget is not smaller.
 const WAYS: u32 = 32;
+/// From this many rows on, all sets have all ways: what does not fill a set is left, and a set is two cache lines.
+const WHOLE_SETS: u32 = 256;
+
+/// Sets, and ways in each, of a cache of at most `rows` rows.
+fn geometry(rows: u32) -> (u32, u32) {
+    if rows >= WHOLE_SETS {
+        return (rows / WAYS, WAYS);
+    }
+    let sets = rows.div_ceil(WAYS);
+    (sets, rows.checked_div(sets).unwrap_or(0))
+}
+
+/// Tags of sixteen ways, on one cache line.
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct TagLine([u32; 16]);
 
 /// Which row gives way to a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +39,45 @@ pub enum Policy {
 names!(Policy, "policy", Lru = "lru", Lfu = "lfu");
 
 /// The directory of one table's cache in one partition.
-#[repr(C)]
 pub struct Directory {
-    ranks: Ranks,
-    occupied: u32,
-    // What a lookup reads lies together, here and at the front of what follows a directory.
     sets: u32,
     ways: u32,
     /// Row number plus one; zero is an empty way.
-    tags: Vec<u32>,
+    lines: Vec<TagLine>,
+    occupied: u32,
+    ranks: Ranks,
+}
+
+/// What a lookup reads of a directory.
+#[derive(Clone, Copy, Default)]
+pub struct Tags<'a> {
+    tags: &'a [u32],
+    sets: u32,
+    ways: u32,
+}
+
+impl Tags<'_> {
+    /// The first slot of the set of a key with this hash.
+    #[inline(always)]
+    pub fn set(self, hash: u64) -> u32 {
+        let set = ((hash & 0xffff_ffff) * u64::from(self.sets)) >> 32;
+        set as u32 * self.ways
+    }
+
+    /// Asks for the memory that [`Tags::find`] will read.
+    #[inline(always)]
+    pub fn prefetch(self, set: u32) {
+        let first = self.tags.as_ptr().wrapping_add(set as usize);
+        simd::prefetch(first);
+        simd::prefetch(first.wrapping_add(self.ways as usize).wrapping_sub(1));
+    }
+
+    /// The slot of a row, which is in this set if it is in the cache at all.
+    #[inline(always)]
+    pub fn find(self, set: u32, row: u32) -> Option<u32> {
+        let way = simd::position(self.tags.get(set as usize..(set + self.ways) as usize)?, row + 1)?;
+        Some(set + way as u32)
+    }
 }
 
 enum Ranks {
@@ -75,14 +121,13 @@ const DECAY_AFTER: u64 = 16;
 impl Directory {
     /// An empty directory for at most `rows` rows.
     pub fn new(policy: Policy, rows: u32) -> Directory {
-        let sets = rows.div_ceil(WAYS);
-        let ways = rows.checked_div(sets).unwrap_or(0);
+        let (sets, ways) = geometry(rows);
         let slots = sets as usize * ways as usize;
         let ranks = match policy {
             Policy::Lru => Ranks::Lru { clock: 0, stamps: vec![0; slots] },
             Policy::Lfu => Ranks::Lfu { uses: 0, counts: vec![0; slots], sketch: vec![0; 2 * slots] },
         };
-        Directory { ranks, occupied: 0, sets, ways, tags: vec![0; slots] }
+        Directory { sets, ways, lines: vec![TagLine::default(); slots.div_ceil(16)], occupied: 0, ranks }
     }
 
     /// Bytes of directory per slot.
@@ -90,13 +135,13 @@ impl Directory {
 
     /// How many slots a budget of `rows` rows gives.
     pub fn slots_for(rows: u32) -> u32 {
-        let sets = rows.div_ceil(WAYS);
-        sets * rows.checked_div(sets).unwrap_or(0)
+        let (sets, ways) = geometry(rows);
+        sets * ways
     }
 
     /// How many slots there are.
     pub fn slots(&self) -> u32 {
-        self.tags.len() as u32
+        self.sets * self.ways
     }
 
     /// How many slots hold a row.
@@ -106,44 +151,29 @@ impl Directory {
 
     /// The row in a slot.
     pub fn row_at(&self, slot: u32) -> Option<u32> {
-        self.tags[slot as usize].checked_sub(1)
+        self.tags().tags[slot as usize].checked_sub(1)
     }
 
-    /// The first slot of the set of a key with this hash.
+    /// What a lookup reads.
     #[inline(always)]
-    pub fn set(&self, hash: u64) -> u32 {
-        let set = ((hash & 0xffff_ffff) * u64::from(self.sets)) >> 32;
-        set as u32 * self.ways
-    }
-
-    /// Asks for the memory that [`Directory::find_in`] will read.
-    #[inline(always)]
-    pub fn prefetch(&self, set: u32) {
-        let first = self.tags.as_ptr().wrapping_add(set as usize);
-        simd::prefetch(first);
-        simd::prefetch(first.wrapping_add(16));
-        simd::prefetch(first.wrapping_add(self.ways as usize).wrapping_sub(1));
-    }
-
-    /// The slot of a row, which is in this set if it is in the cache at all. Changes nothing.
-    #[inline(always)]
-    pub fn find_in(&self, set: u32, row: u32) -> Option<u32> {
-        let way = simd::position(self.tags.get(set as usize..(set + self.ways) as usize)?, row + 1)?;
-        Some(set + way as u32)
+    pub fn tags(&self) -> Tags<'_> {
+        let tags = &bytemuck::cast_slice(&self.lines)[..self.slots() as usize];
+        Tags { tags, sets: self.sets, ways: self.ways }
     }
 
     /// The slot of a row. Changes nothing.
     #[inline(always)]
     pub fn find(&self, row: u32, hash: u64) -> Option<u32> {
-        self.find_in(self.set(hash), row)
+        self.tags().find(self.tags().set(hash), row)
     }
 
     /// Starts a push or touch of at least one row.
     pub fn begin(&mut self) {
         if let Ranks::Lru { clock, stamps } = &mut self.ranks {
             if *clock == CLOCK_END {
-                for (stamp, tag) in stamps.iter_mut().zip(&self.tags) {
-                    if *tag != 0 {
+                // Empty ways have the stamp 0.
+                for stamp in stamps {
+                    if *stamp != 0 {
                         let time = (*stamp >> 1).saturating_sub(CLOCK_STEP_BACK).max(1);
                         *stamp = time << 1 | *stamp & DIRTY;
                     }
@@ -173,12 +203,13 @@ impl Directory {
     /// of the key of a row that is in the cache.
     #[inline(always)]
     pub fn admit(&mut self, row: u32, hash: u64, hash_of: impl Fn(u32) -> u64) -> Admission {
-        if self.tags.is_empty() {
+        if self.sets == 0 {
             return Admission::Conflict;
         }
-        let first = self.set(hash) as usize;
+        let first = self.tags().set(hash) as usize;
         let set = first..first + self.ways as usize;
-        let empty = simd::position(&self.tags[set.clone()], 0);
+        let tags = &mut bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[set.clone()];
+        let empty = simd::position(tags, 0);
         let way = match &mut self.ranks {
             Ranks::Lru { clock, stamps } => {
                 let stamps = &mut stamps[set];
@@ -221,7 +252,7 @@ impl Directory {
                     }
                 };
                 if empty.is_none() {
-                    let leaving = hash_of(self.tags[set.start + way] - 1);
+                    let leaving = hash_of(tags[way] - 1);
                     sketch.raise(leaving, counts[way] >> COUNT_SHIFT);
                 }
                 let dirty = counts[way] & DIRTY as u16 != 0;
@@ -231,7 +262,7 @@ impl Directory {
         };
         let (way, dirty) = way;
         let slot = first + way;
-        let before = std::mem::replace(&mut self.tags[slot], row + 1);
+        let before = std::mem::replace(&mut tags[way], row + 1);
         match before.checked_sub(1) {
             None => {
                 self.occupied += 1;
@@ -280,7 +311,7 @@ impl Directory {
     pub fn clear(&mut self, slot: u32) {
         self.occupied -= 1;
         let slot = slot as usize;
-        self.tags[slot] = 0;
+        bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[slot] = 0;
         match &mut self.ranks {
             Ranks::Lru { stamps, .. } => stamps[slot] = 0,
             Ranks::Lfu { counts, .. } => counts[slot] = 0,
@@ -289,7 +320,7 @@ impl Directory {
 
     /// Feeds everything that decides future behaviour to `write`, for comparing copies.
     pub fn digest(&self, mut write: impl FnMut(&[u8])) {
-        write(bytemuck::cast_slice(&self.tags));
+        write(bytemuck::cast_slice(self.tags().tags));
         match &self.ranks {
             Ranks::Lru { clock, stamps } => {
                 write(&clock.to_le_bytes());
@@ -411,7 +442,8 @@ mod tests {
         for rows in 0..2000 {
             let slots = Directory::slots_for(rows);
             assert_eq!(Directory::new(Policy::Lru, rows).slots(), slots);
-            assert!(slots <= rows && rows - slots < rows.div_ceil(WAYS).max(1), "{rows}: {slots}");
+            let left = if rows >= WHOLE_SETS { WAYS } else { rows.div_ceil(WAYS).max(1) };
+            assert!(slots <= rows && rows - slots < left, "{rows}: {slots}");
         }
     }
 

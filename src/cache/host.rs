@@ -16,7 +16,7 @@ use crate::numeric::simd::{self, dispatch};
 use crate::numeric::{Noise, Rule};
 
 /// How many rows ahead to prefetch.
-const AHEAD: usize = 4;
+const AHEAD: usize = 8;
 
 /// Full-precision rows in host memory: weights and state in arrays of their own, so that a pull reads whole cache
 /// lines of weights and nothing else.
@@ -74,8 +74,14 @@ impl Array {
 
     #[inline(always)]
     fn prefetch(&self, slot: u32) {
+        self.prefetch_first(slot, self.len);
+    }
+
+    /// Asks for the first `numbers` of a slot; a constant makes it a row of instructions without a loop.
+    #[inline(always)]
+    fn prefetch_first(&self, slot: u32, numbers: usize) {
         let start = self.start.as_ptr().wrapping_add(slot as usize * self.len);
-        for line in 0..self.len.div_ceil(16) {
+        for line in 0..numbers.div_ceil(16) {
             simd::prefetch(start.wrapping_add(16 * line));
         }
     }
@@ -120,13 +126,6 @@ impl HostPool {
         self.check(slot);
         // SAFETY: the slot was checked; the exclusive lock is the caller's; the arrays are apart.
         unsafe { (self.weights.get_mut(slot), self.state.get_mut(slot)) }
-    }
-
-    #[inline(always)]
-    fn prefetch_weights(&self, slot: Option<&u32>) {
-        if let Some(&slot) = slot {
-            self.weights.prefetch(slot);
-        }
     }
 
     #[inline(always)]
@@ -193,15 +192,35 @@ impl Pool for HostPool {
 
 dispatch! {
     fn gather(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
-        let dim = pool.layout.dim;
-        for slot in &slots[..AHEAD.min(slots.len())] {
-            pool.prefetch_weights(Some(slot));
+        match pool.layout.dim {
+            16 => gather_rows::<16>(pool, slots, to, out),
+            32 => gather_rows::<32>(pool, slots, to, out),
+            64 => gather_rows::<64>(pool, slots, to, out),
+            128 => gather_rows::<128>(pool, slots, to, out),
+            _ => gather_rows::<0>(pool, slots, to, out),
         }
-        for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
-            pool.prefetch_weights(slots.get(i + AHEAD));
-            // SAFETY: the caller's locks, by the contract of `Pool`.
-            let weights = unsafe { pool.weights(slot) };
-            out[to as usize * dim..][..dim].copy_from_slice(weights);
+    }
+}
+
+/// `DIM` is the number of weights, or 0 where it is not one of the usual ones. Rows of a known size are copied without
+/// calling `memcpy`, which costs as much as the copy.
+#[inline(always)]
+fn gather_rows<const DIM: usize>(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
+    let dim = if DIM > 0 { DIM } else { pool.layout.dim };
+    let prefetch = |slot: Option<&u32>| {
+        if let Some(&slot) = slot {
+            pool.weights.prefetch_first(slot, dim);
+        }
+    };
+    (0..AHEAD).for_each(|i| prefetch(slots.get(i)));
+    for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
+        prefetch(slots.get(i + AHEAD));
+        // SAFETY: the caller's locks, by the contract of `Pool`.
+        let weights = unsafe { pool.weights(slot) };
+        let out = &mut out[to as usize * dim..][..dim];
+        match (out.as_mut_array::<DIM>(), weights.as_array::<DIM>()) {
+            (Some(out), Some(weights)) if DIM > 0 => *out = *weights,
+            _ => out.copy_from_slice(weights),
         }
     }
 }
@@ -210,7 +229,9 @@ dispatch! {
     fn gather_pooled(pool: &HostPool, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]) {
         let dim = pool.layout.dim;
         for (i, (&slot, &bag)) in slots.iter().zip(bags).enumerate() {
-            pool.prefetch_weights(slots.get(i + AHEAD));
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                pool.weights.prefetch(ahead);
+            }
             // SAFETY: the caller's locks, by the contract of `Pool`.
             let weights = unsafe { pool.weights(slot) };
             let out = &mut out[bag as usize * dim..][..dim];
@@ -236,6 +257,10 @@ dispatch! {
     fn update(pool: &HostPool, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule, scratch: &mut [f32]) {
         let dim = pool.layout.dim;
         let (sum, changed) = scratch.split_at_mut(dim);
+        for i in 0..AHEAD {
+            pool.prefetch(slots.get(i));
+            gradients.prefetch(i, dim);
+        }
         for (i, &slot) in slots.iter().enumerate() {
             pool.prefetch(slots.get(i + AHEAD));
             gradients.prefetch(i + AHEAD, dim);
@@ -251,8 +276,10 @@ dispatch! {
     fn write_back(pool: &HostPool, evicted: &[WriteBack], rows: &mut [u8], scratch: &mut [f32]) -> RoundingError {
         let mut error = RoundingError::default();
         let decoded = &mut scratch[..pool.layout.dim];
+        let prefetch = |i: usize| pool.prefetch(evicted.get(i).map(|leaving| &leaving.slot));
+        (0..AHEAD).for_each(prefetch);
         for (i, (leaving, row)) in evicted.iter().zip(rows.chunks_exact_mut(pool.layout.row_bytes())).enumerate() {
-            pool.prefetch(evicted.get(i + AHEAD).map(|ahead| &ahead.slot));
+            prefetch(i + AHEAD);
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
             let (weights, state) = unsafe { pool.slot(leaving.slot) };
             let noise = Noise { seed: pool.seed, partition: leaving.partition, write_back: leaving.number };

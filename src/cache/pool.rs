@@ -100,7 +100,8 @@ impl<'a> Gradients<'a> {
     /// Asks for the first gradient of row `i`, if there is one.
     #[inline(always)]
     pub fn prefetch(&self, i: usize, dim: usize) {
-        if let Some(&first) = i.checked_sub(1).and_then(|before| self.picked.get(*self.ends.get(before)? as usize)) {
+        let start = if i == 0 { Some(&0) } else { self.ends.get(i - 1) };
+        if let Some(&first) = start.and_then(|&start| self.picked.get(start as usize)) {
             simd::prefetch_slice(self.at(first, dim));
         }
     }

@@ -176,8 +176,9 @@ dispatch! {
         leaving.clear();
         leaving_rows.clear();
         conflicts.clear();
-        for (&key, &mixed) in distinct.keys.iter().zip(&distinct.mixed) {
-            part.prefetch(key, mixed);
+        let tags = part.directory.tags();
+        for &mixed in &distinct.mixed {
+            tags.prefetch(tags.set(mixed));
         }
         for i in 0..distinct.len() {
             rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));

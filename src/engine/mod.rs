@@ -186,7 +186,7 @@ impl Engine {
         }
         self.check_out(&tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
-        let held = self.hold(&tables, &guards);
+        let held = self.hold(&tables, &guards)?;
 
         let mut jobs = Vec::new();
         let mut rest = out;
@@ -200,10 +200,10 @@ impl Engine {
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.each_job(rows, jobs, |(held, keys, out)| {
-            let hits = pull::rows(held, keys, out)?;
+            let hits = pull::rows(held, keys, out);
             held.table.count_pull(hits, keys.len() as u64 - hits);
-            Ok(())
-        })
+        });
+        Ok(())
     }
 
     /// Reads bags of rows as one row each, table after table. `out` has `dim` numbers for every bag.
@@ -214,7 +214,7 @@ impl Engine {
         }
         self.check_out(&tables, pulls.iter().map(|pull| pull.offsets.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
-        let held = self.hold(&tables, &guards);
+        let held = self.hold(&tables, &guards)?;
 
         let mut jobs = Vec::new();
         let mut rest = out;
@@ -246,10 +246,10 @@ impl Engine {
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.each_job(rows, jobs, |(held, bags, out)| {
-            let hits = pull::pooled(held, &bags, out)?;
+            let hits = pull::pooled(held, &bags, out);
             held.table.count_pull(hits, bags.keys.len() as u64 - hits);
-            Ok(())
-        })
+        });
+        Ok(())
     }
 
     /// Reads everything about one row. Counts nothing.
@@ -312,16 +312,16 @@ impl Engine {
         &'a self,
         tables: &'a [Arc<Table>],
         guards: &'a [Option<RwLockReadGuard<'_, Partition>>],
-    ) -> Vec<Held<'a>> {
+    ) -> Result<Vec<Held<'a>>> {
         let partitions = guards.iter().filter_map(Option::as_deref);
         tables.iter().map(|table| Held::new(table, &self.route, partitions.clone())).collect()
     }
 
     /// Runs jobs here, or on the compute threads where there are enough rows.
-    fn each_job<J: Send>(&self, rows: usize, jobs: Vec<J>, run: impl Fn(J) -> Result<()> + Sync + Send) -> Result<()> {
+    fn each_job<J: Send>(&self, rows: usize, jobs: Vec<J>, run: impl Fn(J) + Sync + Send) {
         match &self.compute {
-            Some(compute) if rows >= PARALLEL_ROWS => compute.install(|| jobs.into_par_iter().try_for_each(&run)),
-            _ => jobs.into_iter().try_for_each(run),
+            Some(compute) if rows >= PARALLEL_ROWS => compute.install(|| jobs.into_par_iter().for_each(&run)),
+            _ => jobs.into_iter().for_each(run),
         }
     }
 

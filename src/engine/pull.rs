@@ -15,117 +15,148 @@ use super::table::Table;
 use crate::error::{Error, Result};
 use crate::numeric::hash;
 use crate::numeric::simd::dispatch;
-use crate::table::TablePart;
+use crate::table::{KeySpace, PartView, TablePart};
 
 /// Keys whose memory is asked for together.
-const BLOCK: usize = 32;
+const BLOCK: usize = 64;
 
-/// The parts of one table that a pull holds, by partition; those it does not need are `None`.
+/// The parts of one table that a pull holds, by partition.
 pub struct Held<'a> {
     /// The table.
     pub table: &'a Table,
     route: &'a Route,
+    stride: usize,
+    views: Vec<PartView<'a>>,
+    /// For hashed tables, whose rows are found through their index.
     parts: Vec<Option<&'a TablePart>>,
 }
 
+/// Where a row is.
+enum Found {
+    /// In this slot of the pool.
+    Slot(u32),
+    /// In this row of its part, if it was ever stored.
+    Row(u32),
+}
+
+/// The row of a key that a hashed table does not have.
+const ABSENT: u32 = u32::MAX;
+
 impl<'a> Held<'a> {
-    /// The parts of `table` in these partitions.
-    pub fn new(table: &'a Table, route: &'a Route, partitions: impl Iterator<Item = &'a Partition>) -> Held<'a> {
-        let mut parts = vec![None; 1 << route.bits()];
+    /// The parts of `table` in these partitions, which must hold all keys that are asked for.
+    pub fn new(
+        table: &'a Table,
+        route: &'a Route,
+        partitions: impl Iterator<Item = &'a Partition>,
+    ) -> Result<Held<'a>> {
+        let hashed = table.keys() == KeySpace::Hashed;
+        let mut views = vec![PartView::default(); 1 << route.bits()];
+        let mut parts = vec![None; if hashed { views.len() } else { 0 }];
         for partition in partitions {
-            parts[partition.id as usize] = partition.part(table.id);
+            // A drop may have come between the lookup of the name and the locks.
+            let part = partition.part(table.id).ok_or_else(|| Error::UnknownTable(table.name().into()))?;
+            views[partition.id as usize] = part.view();
+            if hashed {
+                parts[partition.id as usize] = Some(part);
+            }
         }
-        Held { table, route, parts }
+        Ok(Held { table, route, stride: table.shape.stride(), views, parts })
     }
 
+    /// A key's partition and its set in the directory there, whose memory is asked for.
     #[inline(always)]
-    fn part(&self, key: u64) -> Option<&'a TablePart> {
-        self.parts[self.route.partition(self.table.keys(), key) as usize]
+    fn approach<const HASHED: bool>(&self, key: u64) -> (u32, u32) {
+        let mixed = hash::mix64(key);
+        let partition = if HASHED { self.route.hashed(mixed) } else { self.route.dense(key) };
+        let view = &self.views[partition as usize];
+        let set = view.tags.set(mixed);
+        view.tags.prefetch(set);
+        (partition, set)
     }
-}
 
-/// A key's place: where to read it from.
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Stored(&'a [u8]),
-    Initial(u64),
-}
+    /// Where a row is; its stored form is asked for if it will be needed. `HASHED` is whether the table is.
+    #[inline(always)]
+    fn find<const HASHED: bool>(&self, key: u64, (partition, set): (u32, u32)) -> Found {
+        let view = &self.views[partition as usize];
+        let part = if HASHED { self.parts[partition as usize] } else { None };
+        let row = match part {
+            None => (key >> self.route.bits()) as u32,
+            Some(part) => match part.find(key) {
+                Some(row) => row,
+                None => return Found::Row(ABSENT),
+            },
+        };
+        if let Some(slot) = view.tags.find(set, row) {
+            return Found::Slot(view.first_slot + slot);
+        }
+        match part {
+            None => view.prefetch_row(row, self.stride),
+            Some(part) => part.prefetch_row(row),
+        }
+        Found::Row(row)
+    }
 
-/// Reads the rows of `keys` into `out`. Returns how many were in the cache.
-pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> Result<u64> {
-    read_rows(held, keys, out).ok_or_else(|| Error::UnknownTable(held.table.name().into()))
+    /// Reads a row that is not in the cache.
+    #[inline(always)]
+    fn read<const HASHED: bool>(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {
+        let stored = match if HASHED { self.parts[partition as usize] } else { None } {
+            _ if HASHED && row == ABSENT => None,
+            None => self.views[partition as usize].stored(row, self.stride),
+            Some(part) => part.stored(row),
+        };
+        match stored {
+            Some(bytes) => self.table.layout().decode_weights(bytes, out),
+            None => self.table.initial.weights(key, out),
+        }
+    }
 }
 
 dispatch! {
-    /// `None` if the table was dropped meanwhile.
-    fn read_rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> Option<u64> {
-        let table = held.table;
-        let layout = table.layout();
-        let dim = layout.dim;
-        let mut hits = 0;
-        let mut parts: [Option<&TablePart>; BLOCK] = [None; BLOCK];
-        let mut sets = [0u32; BLOCK];
-        let mut slots = [0u32; BLOCK];
-        let mut slots_to = [0u32; BLOCK];
-        let mut others = [(Source::Initial(0), 0u32); BLOCK];
-        for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
-            let count = keys.len().min(BLOCK);
-            for i in 0..count {
-                let part = held.part(keys[i])?;
-                parts[i] = Some(part);
-                sets[i] = part.prefetch(keys[i], hash::mix64(keys[i]));
-            }
-            let (mut cached, mut other) = (0, 0);
-            for i in 0..count {
-                match find(parts[i]?, keys[i], sets[i]) {
-                    Found::Slot(slot) => {
-                        slots[cached] = slot;
-                        slots_to[cached] = i as u32;
-                        cached += 1;
-                    }
-                    Found::Row(source) => {
-                        others[other] = (source, i as u32);
-                        other += 1;
-                    }
-                }
-            }
-            if let (Some(pool), true) = (table.pool.as_deref(), cached > 0) {
-                // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-                unsafe { pool.gather(&slots[..cached], &slots_to[..cached], out) };
-            }
-            hits += cached as u64;
-            for &(source, to) in &others[..other] {
-                let out = &mut out[to as usize * dim..][..dim];
-                match source {
-                    Source::Stored(bytes) => layout.decode_weights(bytes, out),
-                    Source::Initial(key) => table.initial.weights(key, out),
-                }
-            }
-        }
-        Some(hits)
+    /// Reads the rows of `keys` into `out`. Returns how many were in the cache.
+    pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
+        if held.parts.is_empty() { read_rows::<false>(held, keys, out) } else { read_rows::<true>(held, keys, out) }
     }
 }
 
-enum Found<'a> {
-    /// In this slot of the pool.
-    Slot(u32),
-    Row(Source<'a>),
-}
-
-/// Where a row is; its stored form is asked for if it is needed.
 #[inline(always)]
-fn find(part: &TablePart, key: u64, set: u32) -> Found<'_> {
-    let Some(row) = part.find(key) else { return Found::Row(Source::Initial(key)) };
-    if let Some(slot) = part.directory.find_in(set, row) {
-        return Found::Slot(part.first_slot + slot);
-    }
-    match part.stored(row) {
-        Some(bytes) => {
-            part.prefetch_row(row);
-            Found::Row(Source::Stored(bytes))
+fn read_rows<const HASHED: bool>(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
+    let table = held.table;
+    let dim = table.dim();
+    let mut hits = 0;
+    let mut places = [(0u32, 0u32); BLOCK];
+    let mut slots = [0u32; BLOCK];
+    let mut slots_to = [0u32; BLOCK];
+    let mut others = [(0u32, 0u32); BLOCK];
+    for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
+        for (place, &key) in places.iter_mut().zip(keys) {
+            *place = held.approach::<HASHED>(key);
         }
-        None => Found::Row(Source::Initial(key)),
+        // Both counts stay below `BLOCK`, and the masks tell the compiler so.
+        let (mut cached, mut other) = (0, 0);
+        for (i, (&key, &place)) in keys.iter().zip(&places).enumerate() {
+            match held.find::<HASHED>(key, place) {
+                Found::Slot(slot) => {
+                    slots[cached % BLOCK] = slot;
+                    slots_to[cached % BLOCK] = i as u32;
+                    cached += 1;
+                }
+                Found::Row(row) => {
+                    others[other % BLOCK] = (row, i as u32);
+                    other += 1;
+                }
+            }
+        }
+        if let (Some(pool), true) = (table.pool.as_deref(), cached > 0) {
+            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+            unsafe { pool.gather(&slots[..cached], &slots_to[..cached], out) };
+        }
+        hits += cached as u64;
+        for &(row, to) in &others[..other] {
+            let i = to as usize;
+            held.read::<HASHED>(keys[i], places[i].0, row, &mut out[i * dim..][..dim]);
+        }
     }
+    hits
 }
 
 /// Bags of keys, cut out of a [`super::PooledPull`].
@@ -149,84 +180,95 @@ struct Work {
     slots: Vec<u32>,
     slot_bags: Vec<u32>,
     slot_scales: Vec<f32>,
-    /// Key index and bag of rows that are not in the cache.
-    others: Vec<(u32, u32)>,
+    others: Vec<Other>,
     row: Vec<f32>,
+}
+
+/// A key of a bag whose row is not in the cache.
+#[derive(Clone, Copy)]
+struct Other {
+    key: u32,
+    bag: u32,
+    partition: u32,
+    row: u32,
 }
 
 thread_local! {
     static WORK: RefCell<Work> = RefCell::default();
 }
 
-/// Reads bags as one row each: cached rows first, in order, then the others, in order.
-pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32]) -> Result<u64> {
+/// Reads bags as one row each: cached rows first, in order, then the others, in order. Returns how many were cached.
+pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32]) -> u64 {
     WORK.with_borrow_mut(|work| {
         work.row.resize(held.table.dim(), 0.0);
-        read_pooled(held, bags, out, work).ok_or_else(|| Error::UnknownTable(held.table.name().into()))
+        read_pooled(held, bags, out, work)
     })
 }
 
 dispatch! {
-    fn read_pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> Option<u64> {
-        let table = held.table;
-        let layout = table.layout();
-        let dim = layout.dim;
-        out.fill(0.0);
-        work.slots.clear();
-        work.slot_bags.clear();
-        work.slot_scales.clear();
-        work.others.clear();
-        let end_of = |bag: usize| bags.offsets.get(bag + 1).map_or(bags.keys.len(), |&end| (end - bags.base) as usize);
+    fn read_pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> u64 {
+        match held.parts.is_empty() {
+            true => pool_rows::<false>(held, bags, out, work),
+            false => pool_rows::<true>(held, bags, out, work),
+        }
+    }
+}
 
-        let mut start = 0;
-        for bag in 0..bags.offsets.len() {
-            let end = end_of(bag);
-            for (i, &key) in bags.keys[start..end].iter().enumerate() {
-                let part = held.part(key)?;
-                match find(part, key, part.directory.set(hash::mix64(key))) {
-                    Found::Slot(slot) => {
-                        work.slots.push(slot);
-                        work.slot_bags.push(bag as u32);
-                        if let Some(weights) = bags.weights {
-                            work.slot_scales.push(weights[start + i]);
-                        }
+#[inline(always)]
+fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> u64 {
+    let table = held.table;
+    let dim = table.dim();
+    out.fill(0.0);
+    work.slots.clear();
+    work.slot_bags.clear();
+    work.slot_scales.clear();
+    work.others.clear();
+    let end_of = |bag: usize| bags.offsets.get(bag + 1).map_or(bags.keys.len(), |&end| (end - bags.base) as usize);
+
+    let mut start = 0;
+    for bag in 0..bags.offsets.len() {
+        let end = end_of(bag);
+        for i in start..end {
+            let key = bags.keys[i];
+            let place = held.approach::<HASHED>(key);
+            match held.find::<HASHED>(key, place) {
+                Found::Slot(slot) => {
+                    work.slots.push(slot);
+                    work.slot_bags.push(bag as u32);
+                    if let Some(weights) = bags.weights {
+                        work.slot_scales.push(weights[i]);
                     }
-                    Found::Row(_) => work.others.push(((start + i) as u32, bag as u32)),
                 }
+                Found::Row(row) => work.others.push(Other { key: i as u32, bag: bag as u32, partition: place.0, row }),
+            }
+        }
+        start = end;
+    }
+    let hits = work.slots.len() as u64;
+    if let (Some(pool), true) = (table.pool.as_deref(), hits > 0) {
+        let scales = bags.weights.map(|_| work.slot_scales.as_slice());
+        // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+        unsafe { pool.gather_pooled(&work.slots, &work.slot_bags, scales, out) };
+    }
+    for &Other { key, bag, partition, row } in &work.others {
+        held.read::<HASHED>(bags.keys[key as usize], partition, row, &mut work.row);
+        let out = &mut out[bag as usize * dim..][..dim];
+        match bags.weights {
+            Some(weights) => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += weights[key as usize] * w),
+            None => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += w),
+        }
+    }
+    if bags.mean {
+        let mut start = 0;
+        for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
+            let end = end_of(bag);
+            if end > start {
+                out.iter_mut().for_each(|out| *out /= (end - start) as f32);
             }
             start = end;
         }
-        let hits = work.slots.len() as u64;
-        if let (Some(pool), true) = (table.pool.as_deref(), hits > 0) {
-            let scales = bags.weights.map(|_| work.slot_scales.as_slice());
-            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-            unsafe { pool.gather_pooled(&work.slots, &work.slot_bags, scales, out) };
-        }
-        for &(i, bag) in &work.others {
-            let key = bags.keys[i as usize];
-            let part = held.part(key)?;
-            match part.find(key).and_then(|row| part.stored(row)) {
-                Some(bytes) => layout.decode_weights(bytes, &mut work.row),
-                None => table.initial.weights(key, &mut work.row),
-            }
-            let out = &mut out[bag as usize * dim..][..dim];
-            match bags.weights {
-                Some(weights) => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += weights[i as usize] * w),
-                None => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += w),
-            }
-        }
-        if bags.mean {
-            let mut start = 0;
-            for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
-                let end = end_of(bag);
-                if end > start {
-                    out.iter_mut().for_each(|out| *out /= (end - start) as f32);
-                }
-                start = end;
-            }
-        }
-        Some(hits)
     }
+    hits
 }
 
 /// A whole row, and where it is.

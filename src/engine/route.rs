@@ -40,9 +40,21 @@ impl Route {
     #[inline(always)]
     pub fn partition(&self, space: KeySpace, key: u64) -> u32 {
         match space {
-            KeySpace::Dense { .. } => key as u32 & (self.places.len() as u32 - 1),
-            KeySpace::Hashed => (hash::mix64(key) >> 32 >> (32 - self.bits)) as u32,
+            KeySpace::Dense { .. } => self.dense(key),
+            KeySpace::Hashed => self.hashed(hash::mix64(key)),
         }
+    }
+
+    /// The partition of a key of a dense table.
+    #[inline(always)]
+    pub fn dense(&self, key: u64) -> u32 {
+        key as u32 & (self.places.len() as u32 - 1)
+    }
+
+    /// The partition of a key of a hashed table, by its [`hash::mix64`].
+    #[inline(always)]
+    pub fn hashed(&self, mixed: u64) -> u32 {
+        (mixed >> 32 >> (32 - self.bits)) as u32
     }
 
     /// The place among the owned partitions of a key that [`Route::check`] has accepted.

@@ -12,6 +12,6 @@ mod spec;
 
 pub use initializer::{Initial, Initializer};
 pub use optimizer::Optimizer;
-pub use part::{PartCounts, TablePart};
+pub use part::{PartCounts, PartView, TablePart};
 pub use rows::ChunkSource;
 pub use spec::{CacheBudget, Footprint, KeySpace, MAX_DIM, SMALL_TABLE_BYTES, Shape, TableSpec};

@@ -4,25 +4,53 @@ use super::index::{Index, KEY_BYTES};
 use super::rows::{ChunkSource, Rows};
 use super::{Initial, KeySpace, Shape};
 use crate::budget::Budget;
-use crate::cache::{Directory, Policy, RoundingError};
+use crate::cache::{Directory, Policy, RoundingError, Tags};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::numeric::{hash, simd};
 
-/// A table's part in one partition. A pull visits all parts of its table again and again, so what it reads of
-/// them lies together, on as few cache lines as possible.
-#[repr(C, align(64))]
+/// A table's part in one partition.
 pub struct TablePart {
+    rows: Rows,
+    keys: Keys,
+    /// Bytes at the front of a stored row that are not its payload.
+    key_bytes: usize,
     /// Which rows are in the cache.
     pub directory: Directory,
     /// The pool's slot of the directory's slot 0.
     pub first_slot: u32,
-    /// Bytes at the front of a stored row that are not its payload.
-    key_bytes: usize,
-    rows: Rows,
-    keys: Keys,
     /// What changes have done here.
     pub counts: PartCounts,
+}
+
+/// What a pull reads of a part, on one cache line: a pull visits all parts of its table again and again.
+#[repr(align(64))]
+#[derive(Clone, Copy, Default)]
+pub struct PartView<'a> {
+    /// Which rows are in the cache.
+    pub tags: Tags<'a>,
+    /// The pool's slot of the directory's slot 0.
+    pub first_slot: u32,
+    /// The rows of a dense part.
+    rows: &'a [u8],
+    /// Which of them were ever stored.
+    stored: &'a [u64],
+}
+
+impl<'a> PartView<'a> {
+    /// Asks for the memory of a row of a dense part.
+    #[inline(always)]
+    pub fn prefetch_row(&self, row: u32, stride: usize) {
+        simd::prefetch(self.stored.as_ptr().wrapping_add((row / 64) as usize));
+        simd::prefetch_slice(&self.rows[row as usize * stride..][..stride]);
+    }
+
+    /// The stored form of a row of a dense part, or `None` where it was never stored.
+    #[inline(always)]
+    pub fn stored(&self, row: u32, stride: usize) -> Option<&'a [u8]> {
+        let stored = self.stored[(row / 64) as usize] >> (row % 64) & 1 != 0;
+        stored.then(|| &self.rows[row as usize * stride..][..stride])
+    }
 }
 
 /// What changes have done to a part. Counted under the partition's lock; never steers behaviour.
@@ -165,15 +193,10 @@ impl TablePart {
         &mut self.rows.row_mut(row)[self.key_bytes..]
     }
 
-    /// Asks for what a lookup will read first. Returns the key's set in the directory.
-    #[inline(always)]
-    pub fn prefetch(&self, key: u64, mixed: u64) -> u32 {
-        let set = self.directory.set(mixed);
-        self.directory.prefetch(set);
-        if let Keys::Dense { bits, .. } = self.keys {
-            self.rows.prefetch_stored((key >> bits) as u32);
-        }
-        set
+    /// What a pull reads.
+    pub fn view(&self) -> PartView<'_> {
+        let (rows, stored) = self.rows.range().unwrap_or((&[], &[]));
+        PartView { tags: self.directory.tags(), first_slot: self.first_slot, rows, stored }
     }
 
     /// Asks for the memory of a row's stored form.

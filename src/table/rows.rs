@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::memory::{Mapping, Region};
-use crate::numeric::simd;
 
 /// Chunks of a growing part take about this much memory.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -129,10 +128,12 @@ impl Rows {
         self.stored[(row / 64) as usize] >> (row % 64) & 1 != 0
     }
 
-    /// Asks for the memory that [`Rows::is_stored`] will read.
-    #[inline(always)]
-    pub fn prefetch_stored(&self, row: u32) {
-        simd::prefetch(self.stored.as_ptr().wrapping_add((row / 64) as usize));
+    /// A fixed number of rows: all their bytes, and the bits that say which were ever stored.
+    pub fn range(&self) -> Option<(&[u8], &[u64])> {
+        match &self.memory {
+            Memory::Range(memory) => Some((memory, &self.stored)),
+            Memory::Chunks { .. } => None,
+        }
     }
 
     /// Notes that a row's bytes are valid.

@@ -42,8 +42,7 @@ impl Cache {
         if c == 0 {
             return None;
         }
-        let sets = c.div_ceil(32);
-        let ways = c / sets;
+        let (sets, ways) = if c < 256 { (c.div_ceil(32), c / c.div_ceil(32)) } else { (c / 32, 32) };
         let set = Set { ways: vec![None; ways as usize], counters: vec![0; 4 * ways as usize] };
         Some(Cache { policy, ways, sets: vec![set; sets as usize], clock: 0, uses: 0 })
     }
