@@ -186,15 +186,15 @@ dispatch! {
 
         part.directory.begin();
         let mut hits = 0;
-        for i in 0..distinct.len() {
-            match part.directory.find(rows[i], distinct.mixed[i]) {
+        for (i, &row) in rows.iter().enumerate() {
+            match part.directory.find(row, distinct.mixed[i]) {
                 Some(slot) => {
                     part.directory.hit(slot);
                     slots.push(slot);
                     hits += u64::from(distinct.times[i]);
                 }
                 None => {
-                    part.prefetch_row(rows[i]);
+                    part.prefetch_row(row);
                     slots.push(NO_SLOT);
                     missing.push(i as u32);
                 }

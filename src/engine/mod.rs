@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use self::apply::{Numbering, Visit};
-use self::order::{Order, Turn};
+use self::order::Order;
 use self::partition::Partition;
 use self::pull::{Bags, Held};
 use self::route::{Groups, Route};
@@ -412,21 +412,22 @@ impl Engine {
         if let Ok(existing) = self.table(&spec.name) {
             return if existing.spec == *spec { Ok(turn.last()) } else { Err(Error::TableExists(spec.name.clone())) };
         }
-        let slots: Vec<u32> =
-            self.route.owned().iter().map(|&p| Directory::slots_for(shape.cache_rows_in(p, partitions))).collect();
-        let all_slots: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
-        let Ok(pool_slots) = u32::try_from(all_slots) else {
+        let cache_rows: u64 = self.route.owned().iter().map(|&p| shape.cache_rows_in(p, partitions)).sum();
+        if cache_rows > u64::from(u32::MAX) {
             let reason =
-                format!("a cache of {all_slots} rows is too large: one engine holds at most 2^32 - 1 of a table");
+                format!("a cache of {cache_rows} rows is too large: one engine holds at most 2^32 - 1 of a table");
             return Err(Error::InvalidSpec { table: spec.name.clone(), reason });
-        };
+        }
+        let slots_in = |&p: &u32| Directory::slots_for(shape.cache_rows_in(p, partitions) as u32);
+        let slots: Vec<u32> = self.route.owned().iter().map(slots_in).collect();
+        let all_slots: u32 = slots.iter().sum();
         let rows: u64 = self.route.owned().iter().map(|&p| shape.rows_in(p, partitions)).sum();
         let slot_bytes = shape.layout.slot_bytes() as u64 + Directory::BYTES_PER_SLOT;
         let row_bytes = rows.saturating_mul(shape.stride() as u64).saturating_add(rows.div_ceil(8));
-        let charged = row_bytes.saturating_add(all_slots * slot_bytes);
+        let charged = row_bytes.saturating_add(u64::from(all_slots) * slot_bytes);
         self.budget.take(charged)?;
         let created = self
-            .allocate(&shape, pool_slots)
+            .allocate(&shape, all_slots)
             .and_then(|memory| Ok((memory, turn.place(change)?)))
             .inspect_err(|_| self.budget.give_back(charged));
         let ((memory, pool), lsn) = created?;
@@ -446,7 +447,9 @@ impl Engine {
         self.tables.insert(spec.name.clone(), Arc::clone(&table));
         let mut memory = memory.into_iter();
         let mut first_slot = 0;
-        for (mut partition, slots) in turn.take_all(&self.partitions).into_iter().zip(slots) {
+        let partitions = turn.take_all(&self.partitions);
+        drop(turn);
+        for (mut partition, slots) in partitions.into_iter().zip(slots) {
             let id = partition.id;
             let part = TablePart::new(&shape, spec.policy, id, self.route.bits(), memory.next(), first_slot);
             partition.insert(table.id, part);
@@ -483,7 +486,9 @@ impl Engine {
         table.dropped.store(true, Ordering::Relaxed);
         self.tables.remove(name);
         let mut bytes = table.charged;
-        for mut partition in turn.take_all(&self.partitions) {
+        let partitions = turn.take_all(&self.partitions);
+        drop(turn);
+        for mut partition in partitions {
             if let Some(part) = partition.parts[table.id].take() {
                 bytes += part.grown_bytes();
             }
@@ -494,18 +499,23 @@ impl Engine {
 
     /// Orders and applies a change of rows that was checked.
     fn apply_parts(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
-        let ordered = self.reserve(&mut parts).and_then(|()| {
-            let mut turn = self.order.turn();
-            // A drop may have come between the check and this turn.
-            match parts.iter().find(|part| part.table.dropped.load(Ordering::Relaxed)) {
-                Some(part) => Err(Error::UnknownTable(part.table.name().into())),
-                None => turn.place(change).map(|lsn| (turn, lsn)),
+        match self.reserve(&mut parts) {
+            Ok(()) => {}
+            Err(Error::OutOfMemory { .. }) => {
+                self.release(&mut parts);
+                return self.apply_at_limit(change, parts);
             }
-        });
-        let (turn, lsn): (Turn<'_>, Lsn) = match ordered {
-            Ok(ordered) => ordered,
             Err(error) => {
-                self.release(&parts);
+                self.release(&mut parts);
+                return Err(error);
+            }
+        }
+        let mut turn = self.order.turn();
+        let lsn = match still_there(&parts).and_then(|()| turn.place(change)) {
+            Ok(lsn) => lsn,
+            Err(error) => {
+                drop(turn);
+                self.release(&mut parts);
                 return Err(error);
             }
         };
@@ -514,6 +524,7 @@ impl Engine {
         match &self.compute {
             Some(compute) if rows >= PARALLEL_ROWS => {
                 let mut held = turn.take_all(&self.partitions);
+                drop(turn);
                 // The guards stay on this thread; the compute threads borrow what they guard.
                 let mut partitions: Vec<&mut Partition> = held.iter_mut().map(|guard| &mut **guard).collect();
                 compute.install(|| {
@@ -529,36 +540,64 @@ impl Engine {
         Ok(lsn)
     }
 
-    /// Makes room for the new keys of hashed tables, so that applying cannot fail.
+    /// Makes room for the keys of hashed tables as if all were new, so that applying cannot fail.
     fn reserve(&self, parts: &mut [Part<'_>]) -> Result<()> {
         for part in parts.iter_mut().filter(|part| part.may_add_keys()) {
             part.reserved = vec![0; self.partitions.len()];
             for (place, partition) in self.partitions.iter().enumerate() {
-                let positions = part.groups.of(place);
-                if positions.is_empty() {
-                    continue;
+                let keys = part.groups.of(place).len() as u32;
+                if keys > 0 {
+                    part.reserve(place, &mut partition.write(), keys, &self.budget)?;
                 }
-                let mut partition = partition.write();
-                let Some(table_part) = partition.parts.get_mut(part.table.id).and_then(Option::as_mut) else {
-                    return Err(Error::UnknownTable(part.table.name().into()));
-                };
-                let keys = positions.iter().map(|&position| part.keys[position as usize]);
-                part.reserved[place] = table_part.reserve(keys, &part.table.chunks, &self.budget)?;
             }
         }
         Ok(())
     }
 
     /// Gives back what [`Engine::reserve`] took for a change that will not come.
-    fn release(&self, parts: &[Part<'_>]) {
+    fn release(&self, parts: &mut [Part<'_>]) {
         for part in parts {
-            for (place, &reserved) in part.reserved.iter().enumerate() {
-                let mut partition = self.partitions[place].write();
-                if let Some(table_part) = partition.parts.get_mut(part.table.id).and_then(Option::as_mut) {
-                    table_part.release(reserved);
+            for (place, partition) in self.partitions.iter().enumerate() {
+                part.release(place, &mut partition.write());
+            }
+            part.reserved.clear();
+        }
+    }
+
+    /// Orders and applies a change for which there is room only if some of its keys are known. Which are is only
+    /// certain when no other change can come between: everything waits until this one is applied.
+    fn apply_at_limit(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        still_there(&parts)?;
+        let mut held = turn.take_all(&self.partitions);
+        let mut room = Ok(());
+        for part in parts.iter_mut().filter(|part| part.may_add_keys()) {
+            part.reserved = vec![0; held.len()];
+            for (place, partition) in held.iter_mut().enumerate() {
+                if room.is_ok() && !part.groups.of(place).is_empty() {
+                    let new = part.count_new(place, partition);
+                    room = part.reserve(place, partition, new, &self.budget);
                 }
             }
         }
+        let placed = room.and_then(|()| turn.place(change));
+        for (place, partition) in held.iter_mut().enumerate() {
+            for part in &parts {
+                match placed {
+                    Ok(_) => part.apply(place, partition, self.config.seed),
+                    Err(_) => part.release(place, partition),
+                }
+            }
+        }
+        placed
+    }
+}
+
+/// A drop may have come between the check of a change and its turn.
+fn still_there(parts: &[Part<'_>]) -> Result<()> {
+    match parts.iter().find(|part| part.table.dropped.load(Ordering::Relaxed)) {
+        Some(part) => Err(Error::UnknownTable(part.table.name().into())),
+        None => Ok(()),
     }
 }
 
@@ -591,6 +630,29 @@ impl<'a> Part<'a> {
 
     fn may_add_keys(&self) -> bool {
         self.table.keys() == KeySpace::Hashed && !matches!(self.action, Action::Remove)
+    }
+
+    /// Sets room aside for new keys in one partition.
+    fn reserve(&mut self, place: usize, partition: &mut Partition, new: u32, budget: &Budget) -> Result<()> {
+        let Some(part) = partition.part_mut(self.table.id) else {
+            return Err(Error::UnknownTable(self.table.name().into()));
+        };
+        part.reserve(new, &self.table.chunks, budget)?;
+        self.reserved[place] = new;
+        Ok(())
+    }
+
+    /// Gives back the room set aside in one partition.
+    fn release(&self, place: usize, partition: &mut Partition) {
+        if let (Some(&reserved), Some(part)) = (self.reserved.get(place), partition.part_mut(self.table.id)) {
+            part.release(reserved);
+        }
+    }
+
+    /// How many of the change's keys a partition does not have.
+    fn count_new(&self, place: usize, partition: &Partition) -> u32 {
+        let keys = self.groups.of(place).iter().map(|&position| self.keys[position as usize]);
+        partition.part(self.table.id).map_or(0, |part| part.count_new(keys))
     }
 
     fn apply(&self, place: usize, partition: &mut Partition, seed: u32) {

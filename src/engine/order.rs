@@ -80,8 +80,9 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes all partitions at once; the next change waits for the first to be given back.
-    pub fn take_all(self, partitions: &[RwLock<Partition>]) -> Vec<RwLockWriteGuard<'_, Partition>> {
+    /// Takes all partitions at once, when all earlier changes have left them. Later changes wait for this turn to be
+    /// given back, and then for the partitions.
+    pub fn take_all<'a>(&self, partitions: &'a [RwLock<Partition>]) -> Vec<RwLockWriteGuard<'a, Partition>> {
         partitions.iter().map(RwLock::write).collect()
     }
 }

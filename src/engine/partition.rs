@@ -24,6 +24,11 @@ impl Partition {
         self.parts.get(table)?.as_deref()
     }
 
+    /// Its part of a table, to change; `None` if that was dropped.
+    pub fn part_mut(&mut self, table: usize) -> Option<&mut TablePart> {
+        self.parts.get_mut(table)?.as_deref_mut()
+    }
+
     /// Adds a part at a table's id.
     pub fn insert(&mut self, table: usize, part: TablePart) {
         if self.parts.len() <= table {

@@ -13,6 +13,11 @@ use crate::numeric::hash;
 /// Bytes at the front of a stored row that hold its key.
 pub const KEY_BYTES: usize = 8;
 
+/// A row number and a control byte.
+const BUCKET_BYTES: u64 = 5;
+/// hashbrown starts with no fewer.
+const FEWEST_BUCKETS: usize = 16;
+
 /// Key to row, and which rows are free.
 pub struct Index {
     table: HashTable<u32>,
@@ -91,18 +96,39 @@ impl Index {
             rows.grow(source).inspect_err(|_| budget.give_back(bytes))?;
         }
         if self.table.capacity() < wanted {
-            // Twice as many buckets, as hashbrown does, and the spare capacity of `free` with them.
-            let buckets = (wanted * 8 / 7 + 1).next_power_of_two() as u64;
-            let bytes = (5 * buckets + 64).saturating_sub(self.charged);
-            budget.take(bytes)?;
-            let rehash = |&row: &u32| hash::second(hash::mix64(key_at(rows, row)));
-            if let Err(e) = self.table.try_reserve(wanted - self.table.len(), rehash) {
-                budget.give_back(bytes);
-                return Err(Error::System(format!("{e:?}")));
+            // Removed keys leave marks that take room until the table is built anew. That is enough where it would
+            // not soon be full again; at the memory limit it must be.
+            let whole = self.table.num_buckets() / 8 * 7;
+            let grown =
+                if wanted > whole / 4 * 3 { self.grow(rows, budget, wanted) } else { self.rebuild(rows, whole) };
+            match grown {
+                Err(Error::OutOfMemory { .. }) if wanted <= whole => self.rebuild(rows, whole)?,
+                other => other?,
             }
-            self.charged += bytes;
         }
         self.reserved += more;
+        Ok(())
+    }
+
+    /// Twice as many buckets, or as many as are needed.
+    fn grow(&mut self, rows: &Rows, budget: &Budget, wanted: usize) -> Result<()> {
+        let buckets = (wanted * 8 / 7 + 1).next_power_of_two().max(FEWEST_BUCKETS);
+        let bytes = (BUCKET_BYTES * buckets as u64).saturating_sub(self.charged);
+        budget.take(bytes)?;
+        self.rebuild(rows, buckets / 8 * 7).inspect_err(|_| budget.give_back(bytes))?;
+        self.charged += bytes;
+        Ok(())
+    }
+
+    /// The same keys in a table for `capacity` of them, without marks.
+    fn rebuild(&mut self, rows: &Rows, capacity: usize) -> Result<()> {
+        let rehash = |&row: &u32| hash::second(hash::mix64(key_at(rows, row)));
+        let mut fresh = HashTable::new();
+        fresh.try_reserve(capacity, rehash).map_err(|e| Error::System(format!("{e:?}")))?;
+        for row in &self.table {
+            fresh.insert_unique(rehash(row), *row, rehash);
+        }
+        self.table = fresh;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::rows::{ChunkSource, Rows};
 use super::{Initial, KeySpace, Shape};
 use crate::budget::Budget;
 use crate::cache::{Directory, Policy, RoundingError, Tags};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Region;
 use crate::numeric::{hash, simd};
 
@@ -130,7 +130,7 @@ impl TablePart {
             }
             _ => (Rows::growing(stride), Keys::Hashed(Index::new()), KEY_BYTES),
         };
-        let directory = Directory::new(policy, shape.cache_rows_in(partition, partitions));
+        let directory = Directory::new(policy, shape.cache_rows_in(partition, partitions) as u32);
         TablePart { rows, keys, key_bytes, directory, first_slot, counts: PartCounts::default() }
     }
 
@@ -218,29 +218,20 @@ impl TablePart {
         numbers
     }
 
-    /// Makes sure that those of `keys` that are new find room, whatever else happens before they come. Returns
-    /// what to give to [`TablePart::release`] when they have come.
-    pub fn reserve(
-        &mut self,
-        keys: impl Iterator<Item = u64> + Clone,
-        source: &ChunkSource,
-        budget: &Budget,
-    ) -> Result<u32> {
-        let Keys::Hashed(index) = &mut self.keys else { return Ok(0) };
-        let all = keys.clone().count() as u32;
-        match index.reserve(&mut self.rows, source, budget, all) {
-            Ok(()) => Ok(all),
-            Err(Error::OutOfMemory { .. }) => {
-                // Most keys are usually known: near the limit it is worth counting the new ones.
-                let mut new: Vec<u64> =
-                    keys.filter(|&key| index.find(&self.rows, key, hash::mix64(key)).is_none()).collect();
-                new.sort_unstable();
-                new.dedup();
-                index.reserve(&mut self.rows, source, budget, new.len() as u32)?;
-                Ok(new.len() as u32)
-            }
-            Err(error) => Err(error),
+    /// Makes sure that `more` new keys find room, whatever else happens before they come.
+    pub fn reserve(&mut self, more: u32, source: &ChunkSource, budget: &Budget) -> Result<()> {
+        match &mut self.keys {
+            Keys::Dense { .. } => Ok(()),
+            Keys::Hashed(index) => index.reserve(&mut self.rows, source, budget, more),
         }
+    }
+
+    /// How many of these keys a hashed part does not have.
+    pub fn count_new(&self, keys: impl Iterator<Item = u64>) -> u32 {
+        let mut new: Vec<u64> = keys.filter(|&key| self.find(key).is_none()).collect();
+        new.sort_unstable();
+        new.dedup();
+        new.len() as u32
     }
 
     /// Ends a promise of [`TablePart::reserve`].

@@ -285,11 +285,10 @@ impl Shape {
         }
     }
 
-    /// Cache rows in partition `p` of `partitions`.
-    pub fn cache_rows_in(&self, p: u32, partitions: u32) -> u32 {
-        let share = self.cache_rows / u64::from(partitions);
+    /// Cache rows in partition `p` of `partitions`. An engine refuses a table with 2^32 or more of them.
+    pub fn cache_rows_in(&self, p: u32, partitions: u32) -> u64 {
         let rest = u64::from(u64::from(p) < self.cache_rows % u64::from(partitions));
-        (share + rest).min(u64::from(u32::MAX >> 1)) as u32
+        self.cache_rows / u64::from(partitions) + rest
     }
 
     /// What the table costs in memory.

@@ -1,6 +1,9 @@
 //! What several tests share: random table specs, comparison of bits, and the number of cases to run.
 #![allow(dead_code)]
 
+pub mod changes;
+pub mod random;
+
 use hotrow::{
     CacheBudget, Initializer, KeySpace, Optimizer, Policy, Precision, Quantizer, Rounding, StatePrecision, TableSpec,
 };
@@ -38,6 +41,17 @@ pub fn formats() -> Vec<(Precision, Quantizer)> {
 /// Every optimizer.
 pub fn optimizers() -> Vec<Optimizer> {
     vec![Optimizer::Sgd, Optimizer::adagrad(), Optimizer::rowwise_adagrad(), Optimizer::adam(), Optimizer::adamw()]
+}
+
+/// Every format with every policy and every optimizer.
+pub fn matrix() -> Vec<((Precision, Quantizer), Policy, Optimizer)> {
+    let mut all = Vec::new();
+    for format in formats() {
+        for policy in [Policy::Lru, Policy::Lfu] {
+            all.extend(optimizers().into_iter().map(|optimizer| (format, policy, optimizer)));
+        }
+    }
+    all
 }
 
 /// Any table with `rows` dense rows or any keys.

@@ -1,0 +1,53 @@
+# One entry point: CI runs exactly `make test`. Every target prints what it does.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+# The sanitizer is an unstable flag of the stable compiler; the runtime comes with every Linux toolchain.
+ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers" ASAN_OPTIONS=detect_leaks=1 \
+	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-micro clean
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
+
+test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI runs)
+	@echo "== all tests"
+	$(CARGO) test --locked
+	@$(MAKE) --no-print-directory sanitize
+	@echo "== make test: all passed"
+
+test-long: ## the same properties with twenty times the cases, and the sanitizer over every test
+	@echo "== all tests, 20 times the cases"
+	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release
+	@$(MAKE) --no-print-directory sanitize-long
+
+lint: ## formatting, clippy and documentation, warnings are errors
+	@echo "== formatting"
+	$(CARGO) fmt --all --check
+	@echo "== clippy"
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	@echo "== documentation"
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
+
+sanitize: ## AddressSanitizer over the unsafe code: units and the model test
+	@echo "== AddressSanitizer: units, the model test and concurrent changes"
+	$(ASAN) --locked --lib --test model --test same_changes_same_bits
+
+sanitize-long:
+	@echo "== AddressSanitizer: all tests"
+	$(ASAN) --locked --tests
+
+bench-engine: ## the engine beside the machine's limits, as `ratio NAME VALUE` lines (under two minutes)
+	@echo "== engine against limits, one run"
+	$(CARGO) bench --locked --bench ratios
+
+bench-micro: ## encode, decode, pull and push for every precision, cache size and policy (long)
+	@echo "== micro benchmarks"
+	$(CARGO) bench --locked --bench codec --bench engine
+
+bench: bench-engine bench-micro ## all benchmarks
+
+clean: ## remove what was built
+	$(CARGO) clean

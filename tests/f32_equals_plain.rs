@@ -1,0 +1,175 @@
+//! An f32 table is what a plain program would do with a `Vec<f32>`: the same bits, for every optimizer, with
+//! duplicate keys, clipping and weight decay.
+
+mod reference;
+mod support;
+
+use hotrow::{Assign, Optimizer, Precision, Pull, Push, TableSpec};
+use proptest::prelude::*;
+use support::changes::engine_with;
+use support::random::{Random, key};
+use support::{bits, cases};
+
+const KEYS: usize = 12;
+
+/// The plain program: rows of weights, and two rows of state for each.
+struct Plain {
+    spec: TableSpec,
+    weights: Vec<Vec<f32>>,
+    state: Vec<[Vec<f32>; 2]>,
+}
+
+/// The sum of squares, in 32 lanes (docs/NUMERICS.md, section 5).
+fn squares(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 32];
+    for (i, x) in x.iter().enumerate() {
+        lanes[i % 32] += x * x;
+    }
+    for half in [16, 8, 4, 2, 1] {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+    }
+    lanes[0]
+}
+
+fn power(b: f32, t: u64) -> f64 {
+    let (mut result, mut b, mut t) = (1.0, f64::from(b), t);
+    while t > 0 {
+        result *= if t % 2 == 1 { b } else { 1.0 };
+        b *= b;
+        t /= 2;
+    }
+    result
+}
+
+impl Plain {
+    /// One push: gradients of a key are added up, and every key is stepped once.
+    fn push(&mut self, keys: &[usize], gradients: &[f32], lr: f32, t: u64) {
+        let dim = self.spec.dim;
+        for row in 0..KEYS {
+            let mut sum: Option<Vec<f32>> = None;
+            for (i, _) in keys.iter().enumerate().filter(|&(_, &key)| key == row) {
+                let gradient = &gradients[i * dim..][..dim];
+                match &mut sum {
+                    Some(sum) => sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
+                    None => sum = Some(gradient.to_vec()),
+                }
+            }
+            if let Some(sum) = sum {
+                self.step(row, sum, lr, t);
+            }
+        }
+    }
+
+    fn step(&mut self, row: usize, mut g: Vec<f32>, lr: f32, t: u64) {
+        let (w, [a, b]) = (&mut self.weights[row], &mut self.state[row]);
+        let decay = self.spec.weight_decay;
+        let decoupled = matches!(self.spec.optimizer, Optimizer::AdamW { .. });
+        if let Some(limit) = self.spec.clip_norm {
+            let norm = squares(&g).sqrt();
+            if norm > limit {
+                g.iter_mut().for_each(|g| *g *= limit / norm);
+            }
+        }
+        if decay != 0.0 && !decoupled {
+            g.iter_mut().zip(&*w).for_each(|(g, w)| *g += decay * w);
+        }
+        match self.spec.optimizer {
+            Optimizer::Sgd => {
+                for i in 0..w.len() {
+                    w[i] -= lr * g[i];
+                }
+            }
+            Optimizer::Adagrad { eps } => {
+                for i in 0..w.len() {
+                    a[i] += g[i] * g[i];
+                    w[i] -= lr * (g[i] / (a[i].sqrt() + eps));
+                }
+            }
+            Optimizer::RowwiseAdagrad { eps } => {
+                a[0] += squares(&g) / w.len() as f32;
+                let rate = lr / (a[0].sqrt() + eps);
+                for i in 0..w.len() {
+                    w[i] -= rate * g[i];
+                }
+            }
+            Optimizer::Adam { beta1, beta2, eps } | Optimizer::AdamW { beta1, beta2, eps } => {
+                let c1 = 1.0 - power(beta1, t);
+                let c2 = 1.0 - power(beta2, t);
+                let scale = (f64::from(lr) * c2.sqrt() / c1) as f32;
+                let eps = if decoupled { (f64::from(eps) * c2.sqrt()) as f32 } else { eps };
+                let keep = if decoupled { (1.0 - f64::from(lr) * f64::from(decay)) as f32 } else { 1.0 };
+                for i in 0..w.len() {
+                    w[i] *= keep;
+                    a[i] += (g[i] - a[i]) * (1.0 - f64::from(beta1)) as f32;
+                    b[i] += (g[i] * g[i] - b[i]) * (1.0 - f64::from(beta2)) as f32;
+                    w[i] -= scale * (a[i] / (b[i].sqrt() + eps));
+                }
+            }
+        }
+    }
+}
+
+fn spec() -> impl Strategy<Value = TableSpec> {
+    let (eps, beta) = (0.0f32..1e-3, 0.0f32..0.999);
+    let optimizer = prop_oneof![
+        Just(Optimizer::Sgd),
+        eps.clone().prop_map(|eps| Optimizer::Adagrad { eps: eps + 1e-10 }),
+        eps.clone().prop_map(|eps| Optimizer::RowwiseAdagrad { eps: eps + 1e-8 }),
+        (beta.clone(), beta.clone(), eps.clone()).prop_map(|(beta1, beta2, eps)| Optimizer::Adam {
+            beta1,
+            beta2,
+            eps: eps + 1e-8
+        }),
+        (beta.clone(), beta, eps).prop_map(|(beta1, beta2, eps)| Optimizer::AdamW { beta1, beta2, eps: eps + 1e-8 }),
+    ];
+    let dim = prop_oneof![1usize..40, Just(64), Just(100), Just(129)];
+    let decay = prop_oneof![Just(0.0f32), 0.0f32..0.1];
+    let numbers = (dim, 0.0f32..0.5, decay, prop::option::of(0.01f32..3.0));
+    (optimizer, numbers, any::<bool>()).prop_map(|(optimizer, (dim, lr, weight_decay, clip_norm), hashed)| {
+        let spec = if hashed { TableSpec::hashed("t", dim) } else { TableSpec::dense("t", KEYS as u64, dim) };
+        let spec = spec.precision(Precision::F32).optimizer(optimizer, lr).weight_decay(weight_decay);
+        TableSpec { clip_norm, ..spec }
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn an_f32_table_is_a_plain_array(
+        spec in spec(),
+        partition_bits in 0u32..4,
+        seed in any::<u64>(),
+        pushes in prop::collection::vec((prop::collection::vec(0..KEYS, 1..30), prop::option::of(0.0f32..1.0)), 1..12),
+    ) {
+        let engine = engine_with(std::slice::from_ref(&spec), 1 << partition_bits, 1);
+        let mut random = Random(seed);
+        let key_of = |row: &usize| key(&spec, *row as u64);
+        let all: Vec<u64> = (0..KEYS).map(|row| key_of(&row)).collect();
+        let weights = random.numbers(KEYS * spec.dim);
+        engine.assign(&[Assign { table: "t", keys: &all, weights: &weights, state: None }]).unwrap();
+        let (tensors, len) = spec.optimizer.state(spec.dim);
+        let mut plain = Plain {
+            weights: weights.chunks(spec.dim).map(<[f32]>::to_vec).collect(),
+            state: vec![[vec![0.0; len], vec![0.0; if tensors == 2 { len } else { 0 }]]; KEYS],
+            spec,
+        };
+        for (i, (rows, lr)) in pushes.iter().enumerate() {
+            let gradients = random.numbers(rows.len() * plain.spec.dim);
+            let keys: Vec<u64> = rows.iter().map(|&row| key(&plain.spec, row as u64)).collect();
+            let step = i as u64 + 1;
+            engine
+                .push(&[Push { table: "t", keys: &keys, gradients: &gradients, learning_rate: *lr, step: Some(step) }])
+                .unwrap();
+            plain.push(rows, &gradients, lr.unwrap_or(plain.spec.learning_rate), step);
+        }
+        let mut out = vec![f32::NAN; KEYS * plain.spec.dim];
+        engine.pull(&[Pull { table: "t", keys: &all }], &mut out).unwrap();
+        prop_assert_eq!(bits(&out), bits(&plain.weights.concat()));
+        for (key, state) in all.into_iter().zip(&plain.state) {
+            prop_assert_eq!(bits(&engine.inspect("t", key).unwrap().state), bits(&state.concat()));
+        }
+    }
+}
