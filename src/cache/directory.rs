@@ -75,7 +75,11 @@ impl Tags<'_> {
     /// The slot of a row, which is in this set if it is in the cache at all.
     #[inline(always)]
     pub fn find(self, set: u32, row: u32) -> Option<u32> {
-        let way = simd::position(self.tags.get(set as usize..(set + self.ways) as usize)?, row + 1)?;
+        let tags = self.tags.get(set as usize..)?;
+        let way = match tags.first_chunk::<{ WAYS as usize }>() {
+            Some(tags) if self.ways == WAYS => simd::position32(tags, row + 1)?,
+            _ => simd::position(&tags[..self.ways as usize], row + 1)?,
+        };
         Some(set + way as u32)
     }
 }

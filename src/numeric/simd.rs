@@ -119,6 +119,36 @@ fn position_avx2(elements: &[u32], wanted: u32) -> Option<usize> {
     (found != 0).then(|| found.trailing_zeros() as usize)
 }
 
+/// [`position`] among exactly 32.
+#[inline(always)]
+pub fn position32(elements: &[u32; 32], wanted: u32) -> Option<usize> {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if avx2() {
+        // SAFETY: the CPU has AVX2.
+        return unsafe { position32_avx2(elements, wanted) };
+    }
+    elements.iter().position(|&element| element == wanted)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2,bmi1")]
+#[inline]
+fn position32_avx2(elements: &[u32; 32], wanted: u32) -> Option<usize> {
+    use std::arch::x86_64::*;
+    let wanted = _mm256_set1_epi32(wanted as i32);
+    let equal = |quarter: usize| {
+        // SAFETY: elements 8 * quarter to 8 * quarter + 7 are readable, and the load asks for no alignment.
+        let chunk = unsafe { _mm256_loadu_si256(elements.as_ptr().add(8 * quarter).cast()) };
+        _mm256_cmpeq_epi32(chunk, wanted)
+    };
+    // A byte per element; packing works within halves of registers, so the order is put right at the end.
+    let halves = (_mm256_packs_epi32(equal(0), equal(1)), _mm256_packs_epi32(equal(2), equal(3)));
+    let bytes = _mm256_packs_epi16(halves.0, halves.1);
+    let ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    let found = _mm256_movemask_epi8(ordered) as u32;
+    (found != 0).then(|| found.trailing_zeros() as usize)
+}
+
 /// Upper and lower halves of the products of `m` with eight numbers.
 #[inline(always)]
 pub fn wide_multiply(m: u32, x: [u32; 8]) -> ([u32; 8], [u32; 8]) {
@@ -191,6 +221,12 @@ mod tests {
             }
             assert_eq!(position(&vec![5; len], 5), (len > 0).then_some(0));
         }
+        let elements: [u32; 32] = std::array::from_fn(|i| 100 + i as u32);
+        for wanted in 99..134 {
+            let expected = elements.iter().position(|&element| element == wanted);
+            assert_eq!(position32(&elements, wanted), expected, "{wanted}");
+        }
+        assert_eq!(position32(&[5; 32], 5), Some(0));
     }
 
     #[test]
