@@ -63,7 +63,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// The random words of elements `64 * group ..`; see [`half`] for which element takes which half.
+    /// The random words of elements `64 * group ..`; see [`half()`] for which element takes which half.
     #[inline(always)]
     pub fn group(self, group: usize, domain: u32) -> [[u32; LANES]; 4] {
         let rest = [self.write_back as u32, (self.write_back >> 32) as u32, self.partition];

@@ -1,6 +1,6 @@
 //! Choosing vector instructions at run time, once.
 //!
-//! Kernels are plain loops that the compiler vectorises. [`dispatch!`] compiles a loop twice, for AVX2 and
+//! Kernels are plain loops that the compiler vectorises. `dispatch!` compiles a loop twice, for AVX2 and
 //! for the build's baseline, and picks at run time. Both come from the same source and every operation is
 //! elementwise IEEE arithmetic, so the results are the same bits; the tests compare them anyway.
 //!

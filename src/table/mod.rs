@@ -1,6 +1,6 @@
 //! Tables: what the user asks for ([`TableSpec`]), and a table's part in one partition ([`TablePart`]).
 //!
-//! A part is its low-precision rows ([`rows`]), the index from key to row ([`index`]) and the directory of its
+//! A part is its low-precision rows (`rows.rs`), the index from key to row (`index.rs`) and the directory of its
 //! hot cache. This room knows the cache and arithmetic; it knows nothing of requests, locks or order.
 
 mod index;
