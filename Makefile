@@ -7,7 +7,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers"
 	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-micro clean
+.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-matrix bench-codec clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -43,11 +43,15 @@ bench-engine: ## the engine beside the machine's limits, as `ratio NAME VALUE` l
 	@echo "== engine against limits, one run"
 	$(CARGO) bench --locked --bench ratios
 
-bench-micro: ## encode, decode, pull and push for every precision, cache size and policy (long)
-	@echo "== micro benchmarks"
-	$(CARGO) bench --locked --bench codec --bench engine
+bench-matrix: ## pull and push for every precision, cache size, policy, rows and dim, beside the limits (long)
+	@echo "== engine against limits, the whole matrix"
+	$(CARGO) bench --locked --bench matrix
 
-bench: bench-engine bench-micro ## all benchmarks
+bench-codec: ## encode and decode for every precision
+	@echo "== encode and decode"
+	$(CARGO) bench --locked --bench codec
+
+bench: bench-engine bench-codec bench-matrix ## all benchmarks
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -7,10 +7,9 @@
 mod common;
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use common::limits::{self, Array};
-use common::workload::{Zipf, gradients, median};
+use common::workload::{Zipf, gradients, median, seconds};
 use hotrow::{
     Assign, CacheBudget, Engine, EngineConfig, Initializer, Optimizer, Policy, Precision, Pull, Push, TableSpec,
 };
@@ -61,12 +60,6 @@ fn trained(precision: Precision, policy: Policy, zipf: &mut Zipf) -> Engine {
         engine.push(&[Push { table: "t", keys: &keys, gradients: &values, ..Push::default() }]).unwrap();
     }
     engine
-}
-
-fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
-    let start = Instant::now();
-    black_box(work());
-    start.elapsed().as_secs_f64()
 }
 
 fn report(name: &str, limit: Vec<f64>, ours: Vec<f64>) {

@@ -75,3 +75,10 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
+
+/// How long some work takes.
+pub fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
+    let start = std::time::Instant::now();
+    std::hint::black_box(work());
+    start.elapsed().as_secs_f64()
+}

@@ -117,7 +117,7 @@ fn bf16_nearest(bits: u32) -> u32 {
 fn f16_stochastic(bits: u32, k: u32) -> u32 {
     let absolute = bits & !SIGN;
     let normal = ((absolute + (k >> 3)) >> 13).wrapping_sub(F16_REBIAS);
-    let subnormal = (scaled_to_f16_steps(absolute) + (k >> 3) as f32 * (1.0 / 8192.0)).floor() as u32;
+    let subnormal = small_integer((scaled_to_f16_steps(absolute) + (k >> 3) as i32 as f32 * (1.0 / 8192.0)).floor());
     finish(bits, if absolute >= F16_MIN_NORMAL { normal } else { subnormal }, 0x7c00)
 }
 
@@ -125,8 +125,15 @@ fn f16_stochastic(bits: u32, k: u32) -> u32 {
 fn f16_nearest(bits: u32) -> u32 {
     let absolute = bits & !SIGN;
     let normal = ((absolute + 0xfff + (absolute >> 13 & 1)) >> 13).wrapping_sub(F16_REBIAS);
-    let subnormal = scaled_to_f16_steps(absolute).round_ties_even() as u32;
+    let subnormal = small_integer(scaled_to_f16_steps(absolute).round_ties_even());
     finish(bits, if absolute >= F16_MIN_NORMAL { normal } else { subnormal }, 0x7c00)
+}
+
+/// A whole number below 2^23 as an integer; of anything else, anything. (A cast checks for NaN and range, which keeps the
+/// compiler from vectorising it.)
+#[inline(always)]
+fn small_integer(x: f32) -> u32 {
+    (x + 8_388_608.0).to_bits().wrapping_sub(0x4b00_0000)
 }
 
 /// 2^-14 as f32 bits.

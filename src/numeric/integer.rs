@@ -142,10 +142,12 @@ fn decode_codes<const BITS: u32>(data: &[u8], out: &mut [f32], value: impl Fn(u8
             }
         }
         _ => {
-            for (out, &byte) in out.chunks_mut(4).zip(data) {
-                for (j, out) in out.iter_mut().enumerate() {
-                    *out = value(byte >> (2 * j) & 3);
-                }
+            let (fours, last) = out.as_chunks_mut::<4>();
+            for (four, &byte) in fours.iter_mut().zip(data) {
+                *four = [value(byte & 3), value(byte >> 2 & 3), value(byte >> 4 & 3), value(byte >> 6)];
+            }
+            for (j, out) in last.iter_mut().enumerate() {
+                *out = value(data[fours.len()] >> (2 * j) & 3);
             }
         }
     }
