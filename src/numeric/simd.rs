@@ -149,36 +149,6 @@ fn position32_avx2(elements: &[u32; 32], wanted: u32) -> Option<usize> {
     (found != 0).then(|| found.trailing_zeros() as usize)
 }
 
-/// Upper and lower halves of the products of `m` with eight numbers.
-#[inline(always)]
-pub fn wide_multiply(m: u32, x: [u32; 8]) -> ([u32; 8], [u32; 8]) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if avx2() {
-        // SAFETY: the CPU has AVX2.
-        return unsafe { wide_multiply_avx2(m, x) };
-    }
-    let product = |lane: usize| u64::from(m) * u64::from(x[lane]);
-    (std::array::from_fn(|lane| (product(lane) >> 32) as u32), std::array::from_fn(|lane| product(lane) as u32))
-}
-
-/// Even and odd lanes apart, as the instruction multiplies.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx2")]
-#[inline]
-fn wide_multiply_avx2(m: u32, x: [u32; 8]) -> ([u32; 8], [u32; 8]) {
-    use std::arch::x86_64::*;
-    // SAFETY: arrays of eight u32 and vectors of 256 bits have the same size, and any bits are valid in both.
-    let (x, to_array) = unsafe {
-        (std::mem::transmute::<[u32; 8], __m256i>(x), |x: __m256i| std::mem::transmute::<__m256i, [u32; 8]>(x))
-    };
-    let m = _mm256_set1_epi32(m as i32);
-    let even = _mm256_mul_epu32(x, m);
-    let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(x), m);
-    let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
-    let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
-    (to_array(high), to_array(low))
-}
-
 /// Defines a function whose body is compiled for AVX2 and for the baseline, chosen at run time.
 /// What the body calls is only compiled along with it where it is `#[inline(always)]`.
 macro_rules! dispatch {
@@ -227,17 +197,5 @@ mod tests {
             assert_eq!(position32(&elements, wanted), expected, "{wanted}");
         }
         assert_eq!(position32(&[5; 32], 5), Some(0));
-    }
-
-    #[test]
-    fn products_are_whole() {
-        let x = [0, 1, 2, 0x8000_0000, u32::MAX, 12345, 0x9e37_79b9, 77];
-        for m in [0, 1, 0xd251_1f53, u32::MAX] {
-            let (high, low) = wide_multiply(m, x);
-            for lane in 0..8 {
-                let product = u64::from(m) * u64::from(x[lane]);
-                assert_eq!((u64::from(high[lane]) << 32) | u64::from(low[lane]), product);
-            }
-        }
     }
 }
