@@ -35,22 +35,25 @@
 //! `docs/NUMERICS.md` is the bit-level contract, `docs/ARCHITECTURE.md` a walk through the rooms:
 //!
 //! - [`numeric`]: precisions, quantizers, random numbers, optimizer steps, vector kernels.
-//! - [`cache`]: which rows are hot, and where they are held.
-//! - [`table`]: what a table is, its rows and its index.
-//! - [`engine`]: partitions, the order of changes, batching, budgets, statistics.
+//! - `cache`: which rows are hot, and where they are held.
+//! - `table`: what a table is, its rows and its index.
+//! - `engine`: partitions, the order of changes, batching, budgets, statistics.
+
+#[cfg(target_endian = "big")]
+compile_error!("rows are stored little-endian and stepped in place: big-endian machines are not supported");
 
 mod budget;
-pub mod cache;
-pub mod engine;
+mod cache;
+mod engine;
 mod error;
 mod memory;
 pub mod numeric;
-pub mod table;
+mod table;
 
-pub use cache::{Policy, StatePrecision};
+pub use cache::{Policy, RoundingError, StatePrecision};
 pub use engine::{
-    Assign, Change, Engine, EngineConfig, Lsn, PooledPull, Pooling, Pull, Push, Remove, Row, TableStats, Touch,
+    Assign, Change, Engine, EngineConfig, LogHook, Lsn, PooledPull, Pooling, Pull, Push, Remove, Row, TableStats, Touch,
 };
 pub use error::{Error, Result};
 pub use numeric::{Precision, Quantizer, Rounding};
-pub use table::{CacheBudget, Footprint, Initializer, KeySpace, Optimizer, TableSpec};
+pub use table::{CacheBudget, Footprint, Initializer, KeySpace, MAX_DIM, Optimizer, PartCounts, TableSpec};

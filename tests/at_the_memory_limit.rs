@@ -60,3 +60,38 @@ fn a_known_key_may_be_removed_and_its_room_taken_before_its_push_has_its_turn() 
     assert!(engine.memory_used() <= budget);
     assert!(engine.stats("t").unwrap().rows <= 4);
 }
+
+/// Room is taken for keys that are new and for nothing else: not for keys sent twice, not for known ones, and not by
+/// a request that is refused.
+#[test]
+fn only_new_keys_take_room() {
+    let config = EngineConfig { partitions: 2, threads: 1, memory_budget: Some(8 << 20), ..EngineConfig::default() };
+    let engine = Engine::new(config).unwrap();
+    let cache = hotrow::CacheBudget::Rows(100);
+    engine.create(&TableSpec::hashed("t", 16).cache(cache).optimizer(Optimizer::Sgd, 0.1)).unwrap();
+    let push = |keys: &[u64]| {
+        let gradients = vec![0.5; keys.len() * 16];
+        engine.push(&[Push { table: "t", keys, gradients: &gradients, ..Push::default() }])
+    };
+    let empty = engine.memory_used();
+    push(&[7; 100_000]).unwrap();
+    assert!(engine.memory_used() - empty < 64 << 10, "{} bytes for one row", engine.memory_used() - empty);
+
+    let many: Vec<u64> = (0..1_000_000).collect();
+    let before = engine.memory_used();
+    let Err(Error::OutOfMemory { needed, .. }) = push(&many) else { panic!("a million rows do not fit in 8 MiB") };
+    assert!(needed > 30 << 20, "the error says {needed} bytes");
+    assert_eq!(engine.memory_used(), before);
+
+    let known = &many[..100_000];
+    push(known).unwrap();
+    let before = engine.memory_used();
+    let mut again = known.to_vec();
+    again.push(1 << 60);
+    push(&again).unwrap();
+    assert!(engine.memory_used() - before <= 64 << 10, "{} bytes for one row", engine.memory_used() - before);
+    let stats = engine.stats("t").unwrap();
+    assert_eq!(stats.rows, 100_001);
+    let footprint = engine.spec("t").unwrap().footprint().unwrap();
+    assert!(stats.row_bytes as f64 <= 1.05 * footprint.row_bytes * stats.rows as f64, "{stats:?} {footprint:?}");
+}

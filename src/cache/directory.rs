@@ -23,7 +23,7 @@ fn geometry(rows: u32) -> (u32, u32) {
 }
 
 /// Tags of sixteen ways, on one cache line.
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 struct TagLine([u32; 16]);
 
@@ -131,7 +131,7 @@ impl Directory {
             Policy::Lru => Ranks::Lru { clock: 0, stamps: vec![0; slots] },
             Policy::Lfu => Ranks::Lfu { uses: 0, counts: vec![0; slots], sketch: vec![0; 2 * slots] },
         };
-        Directory { sets, ways, lines: vec![TagLine::default(); slots.div_ceil(16)], occupied: 0, ranks }
+        Directory { sets, ways, lines: bytemuck::zeroed_vec(slots.div_ceil(16)), occupied: 0, ranks }
     }
 
     /// Bytes of directory per slot.

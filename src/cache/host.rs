@@ -138,10 +138,6 @@ impl HostPool {
 }
 
 impl Pool for HostPool {
-    fn slots(&self) -> u32 {
-        self.slots
-    }
-
     unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]) {
         gather(self, slots, to, out);
     }
@@ -284,7 +280,7 @@ dispatch! {
             let (weights, state) = unsafe { pool.slot(leaving.slot) };
             let noise = Noise { seed: pool.seed, partition: leaving.partition, write_back: leaving.number };
             pool.layout.encode(weights, state, noise, row);
-            if leaving.number % RoundingError::SAMPLE == 0 {
+            if RoundingError::samples(leaving.number) {
                 pool.layout.decode_weights(row, decoded);
                 error.add(RoundingError::between(weights, decoded));
             }

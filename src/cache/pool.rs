@@ -3,23 +3,20 @@
 //! `unsafe` only stands in declarations here; what it asks of callers is in [`Pool`]'s safety section.
 #![allow(unsafe_code)]
 
-use crate::numeric::{Rule, simd, sum};
+use crate::numeric::{Rule, hash, simd, sum};
 
 /// Full-precision rows in numbered slots, on the host or on a GPU.
 ///
-/// Every operation takes the slots of a whole batch, over all partitions of a table, so that a GPU runs it as
-/// one kernel. A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business.
+/// Every operation takes the slots of a batch, which may span partitions, so that a GPU can run it as one kernel. (On
+/// the host the engine makes batches small enough for the first-level cache: 64 keys of a pull, one partition of a push.) A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business.
 ///
 /// # Safety
 ///
 /// The operations take `&self` because partitions work on their own slots side by side. A caller must hold the
 /// lock of the partition that each named slot belongs to: shared for `gather*` and `read`, exclusive for the
-/// others. Every slot must be below [`Pool::slots`], and a slot must not be named twice in one call of an
+/// others. Every slot must be one of the pool's, and a slot must not be named twice in one call of an
 /// operation that writes slots.
 pub trait Pool: Send + Sync {
-    /// How many slots there are.
-    fn slots(&self) -> u32;
-
     /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
     ///
     /// # Safety
@@ -124,7 +121,7 @@ pub struct WriteBack {
     pub number: u64,
 }
 
-/// What rounding did to a sample of the written-back weights (one row in [`RoundingError::SAMPLE`]).
+/// What rounding did to a sample of the written-back weights: about one row in sixteen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RoundingError {
     /// Sum of the squared differences.
@@ -134,8 +131,12 @@ pub struct RoundingError {
 }
 
 impl RoundingError {
-    /// Rows whose write-back number is a multiple of this are measured.
-    pub const SAMPLE: u64 = 16;
+    /// Whether the row with this write-back number is in the sample. Tables take numbers in turns, so a plain remainder
+    /// would pick the same tables again and again.
+    #[inline(always)]
+    pub fn samples(number: u64) -> bool {
+        hash::mix64(number).is_multiple_of(16)
+    }
 
     /// The difference of one row's weights before and after rounding. `rounded` is used up.
     #[inline(always)]

@@ -312,7 +312,7 @@ dispatch! {
             rule.apply(weights, state, gradients.of(c, sum), changed);
             let bytes = part.store(row);
             layout.encode(weights, state, numbering.noise(number), bytes);
-            if number % RoundingError::SAMPLE == 0 {
+            if RoundingError::samples(number) {
                 layout.decode_weights(bytes, changed);
                 part.counts.rounding_error.add(RoundingError::between(weights, changed));
             }

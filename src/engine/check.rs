@@ -32,7 +32,7 @@ impl Engine {
 
     /// Checks a push, and works out its rule.
     pub(super) fn check_push(&self, table: &Table, push: &Push<'_>) -> Result<Rule> {
-        expect_len(table, "gradients", push.keys.len() * table.dim(), push.gradients.len())?;
+        expect_len(table.name(), "gradients", push.keys.len() * table.dim(), push.gradients.len())?;
         self.check_keys(table, push.keys)?;
         let invalid = |reason: &str| Err(Error::InvalidRequest { table: table.name().into(), reason: reason.into() });
         let lr = push.learning_rate.unwrap_or(table.spec.learning_rate);
@@ -51,10 +51,10 @@ impl Engine {
 
     /// Checks an assignment.
     pub(super) fn check_assign(&self, table: &Table, assign: &Assign<'_>) -> Result<()> {
-        expect_len(table, "weights", assign.keys.len() * table.dim(), assign.weights.len())?;
+        expect_len(table.name(), "weights", assign.keys.len() * table.dim(), assign.weights.len())?;
         let state = assign.state.unwrap_or(&[]);
         if assign.state.is_some() {
-            expect_len(table, "state", assign.keys.len() * table.layout().state.numbers(), state.len())?;
+            expect_len(table.name(), "state", assign.keys.len() * table.layout().state.numbers(), state.len())?;
         }
         self.check_keys(table, assign.keys)?;
         for (what, numbers) in [("weights", assign.weights), ("state", state)] {
@@ -72,7 +72,7 @@ impl Engine {
             if pull.pooling != Pooling::Sum {
                 return invalid("weights go with sum pooling only".into());
             }
-            expect_len(table, "weights", pull.keys.len(), weights.len())?;
+            expect_len(table.name(), "weights", pull.keys.len(), weights.len())?;
             if !all_finite(weights) {
                 return Err(Error::NotFinite { table: table.name().into(), what: "weights" });
             }
@@ -92,9 +92,9 @@ impl Engine {
     }
 }
 
-pub(super) fn expect_len(table: &Table, what: &'static str, expected: usize, actual: usize) -> Result<()> {
+pub(super) fn expect_len(table: &str, what: &'static str, expected: usize, actual: usize) -> Result<()> {
     if expected == actual {
         return Ok(());
     }
-    Err(Error::WrongLength { table: table.name().into(), what, expected, actual })
+    Err(Error::WrongLength { table: table.into(), what, expected, actual })
 }

@@ -17,6 +17,8 @@ pub struct Distinct {
     which: Vec<u32>,
     /// An open hash table of indices into `keys`, plus one.
     buckets: Vec<u32>,
+    /// Where each key's group starts, while groups are made.
+    starts: Vec<u32>,
 }
 
 impl Distinct {
@@ -65,7 +67,7 @@ impl Distinct {
     /// each group ends (`ends`).
     #[inline(always)]
     pub fn group(
-        &self,
+        &mut self,
         positions: &[u32],
         included: impl Fn(usize) -> bool,
         picked: &mut Vec<u32>,
@@ -82,8 +84,8 @@ impl Distinct {
             }
             return;
         }
-        // With duplicates: `ends` first holds where each group starts, for all distinct keys.
-        let mut starts = Vec::with_capacity(self.keys.len());
+        let starts = &mut self.starts;
+        starts.clear();
         let mut total = 0;
         for (i, &times) in self.times.iter().enumerate() {
             starts.push(total);

@@ -12,6 +12,9 @@ use super::request::{Change, Lsn};
 use crate::error::{Error, Result};
 
 /// Takes each change before it is applied; an error refuses the change, with the reason.
+///
+/// It is called under the lock that orders changes, and sometimes with every partition held: it should only copy the
+/// change into a buffer. It must not call the engine, which would wait for itself, and it must not wait for a disk.
 pub type LogHook = Box<dyn FnMut(Lsn, &Change<'_>) -> std::result::Result<(), String> + Send>;
 
 /// Where changes get their place.

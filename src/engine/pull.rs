@@ -177,6 +177,8 @@ pub struct Bags<'a> {
 /// The buffers of one thread.
 #[derive(Default)]
 struct Work {
+    /// Partition and set of each key.
+    places: Vec<(u32, u32)>,
     slots: Vec<u32>,
     slot_bags: Vec<u32>,
     slot_scales: Vec<f32>,
@@ -225,13 +227,16 @@ fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f3
     work.others.clear();
     let end_of = |bag: usize| bags.offsets.get(bag + 1).map_or(bags.keys.len(), |&end| (end - bags.base) as usize);
 
+    work.places.clear();
+    for &key in bags.keys {
+        work.places.push(held.approach::<HASHED>(key));
+    }
     let mut start = 0;
     for bag in 0..bags.offsets.len() {
         let end = end_of(bag);
         for i in start..end {
-            let key = bags.keys[i];
-            let place = held.approach::<HASHED>(key);
-            match held.find::<HASHED>(key, place) {
+            let place = work.places[i];
+            match held.find::<HASHED>(bags.keys[i], place) {
                 Found::Slot(slot) => {
                     work.slots.push(slot);
                     work.slot_bags.push(bag as u32);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Engine;
 use crate::cache::Directory;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::table::PartCounts;
 
 /// Counts and sizes of one table.
@@ -80,7 +80,7 @@ impl Engine {
         };
         for partition in &self.partitions {
             let partition = partition.read();
-            let Some(part) = partition.part(table.id) else { continue };
+            let part = partition.part(table.id).ok_or_else(|| Error::UnknownTable(table.name().into()))?;
             stats.rows += part.row_count();
             stats.stored_rows += part.stored_count();
             stats.cached_rows += u64::from(part.directory.occupied());

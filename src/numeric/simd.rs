@@ -35,7 +35,9 @@ fn detect() -> u8 {
 fn has_avx2() -> bool {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c")
+        use std::arch::is_x86_feature_detected as has;
+        // All that `dispatch!` and the kernels enable: a hypervisor may mask any of them.
+        has!("avx") && has!("avx2") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("popcnt")
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     {
@@ -166,7 +168,7 @@ macro_rules! dispatch {
                 fn avx2 $(<$($life),+>)? ($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
                 if $crate::numeric::simd::avx2() {
-                    // SAFETY: `simd::avx2` has found the features on this CPU (bmi and lzcnt come with AVX2).
+                    // SAFETY: `simd::avx2` has found all of these features on this CPU.
                     #[allow(unsafe_code)]
                     return unsafe { avx2($($arg),*) };
                 }

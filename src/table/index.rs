@@ -15,8 +15,19 @@ pub const KEY_BYTES: usize = 8;
 
 /// A row number and a control byte.
 const BUCKET_BYTES: u64 = 5;
-/// hashbrown starts with no fewer.
+/// So that small partitions do not grow one key at a time.
 const FEWEST_BUCKETS: usize = 16;
+
+/// What a part must grow by to hold more keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Growth {
+    chunks: usize,
+    /// Of the index; 0 where it stays as it is.
+    buckets: usize,
+    index_bytes: u64,
+    /// What it takes from the budget.
+    pub bytes: u64,
+}
 
 /// Key to row, and which rows are free.
 pub struct Index {
@@ -84,40 +95,56 @@ impl Index {
         Some(row)
     }
 
-    /// Makes sure that `more` keys can be added later without asking for memory.
-    pub fn reserve(&mut self, rows: &mut Rows, source: &ChunkSource, budget: &Budget, more: u32) -> Result<()> {
+    /// Promises room for `more` keys that come later, if there is room already.
+    pub fn promise(&mut self, rows: &Rows, more: u32) -> bool {
         let wanted = self.len() as usize + self.reserved as usize + more as usize;
-        if wanted >= u32::MAX as usize {
-            return Err(Error::System("a partition of a table holds at most 2^32 rows: use more partitions".into()));
+        let fits = wanted <= rows.capacity() && wanted <= self.table.capacity();
+        if fits {
+            self.reserved += more;
         }
-        while (rows.capacity() as usize) < wanted {
-            let (_, bytes) = rows.chunk();
-            budget.take(bytes)?;
-            rows.grow(source).inspect_err(|_| budget.give_back(bytes))?;
-        }
-        if self.table.capacity() < wanted {
-            // Removed keys leave marks that take room until the table is built anew. That is enough where it would
-            // not soon be full again; at the memory limit it must be.
-            let whole = self.table.num_buckets() / 8 * 7;
-            let grown =
-                if wanted > whole / 4 * 3 { self.grow(rows, budget, wanted) } else { self.rebuild(rows, whole) };
-            match grown {
-                Err(Error::OutOfMemory { .. }) if wanted <= whole => self.rebuild(rows, whole)?,
-                other => other?,
-            }
-        }
-        self.reserved += more;
-        Ok(())
+        fits
     }
 
-    /// Twice as many buckets, or as many as are needed.
-    fn grow(&mut self, rows: &Rows, budget: &Budget, wanted: usize) -> Result<()> {
-        let buckets = (wanted * 8 / 7 + 1).next_power_of_two().max(FEWEST_BUCKETS);
-        let bytes = (BUCKET_BYTES * buckets as u64).saturating_sub(self.charged);
-        budget.take(bytes)?;
-        self.rebuild(rows, buckets / 8 * 7).inspect_err(|_| budget.give_back(bytes))?;
-        self.charged += bytes;
-        Ok(())
+    /// What must be grown so that [`Index::promise`] of `more` keys holds. `frugal` is as little as will do: removed keys
+    /// leave marks that take room until the table is built anew, and more buckets put that off.
+    pub fn growth(&self, rows: &Rows, more: u32, frugal: bool) -> Result<Growth> {
+        let wanted = self.len() as usize + self.reserved as usize + more as usize;
+        if wanted >= u32::MAX as usize {
+            return Err(Error::System(
+                "a partition of a table holds at most 2^32 - 2 rows: use more partitions".into(),
+            ));
+        }
+        let (chunk_rows, chunk_bytes) = rows.chunk();
+        let chunks = wanted.saturating_sub(rows.capacity()).div_ceil(chunk_rows);
+        let mut buckets = 0;
+        if wanted > self.table.capacity() {
+            buckets = (wanted * 8 / 7 + 1).next_power_of_two().max(FEWEST_BUCKETS);
+            let whole = self.table.num_buckets() / 8 * 7;
+            if !frugal && wanted > whole / 4 * 3 {
+                buckets = buckets.max(2 * self.table.num_buckets());
+            }
+            buckets = buckets.max(self.table.num_buckets());
+        }
+        let index_bytes = (BUCKET_BYTES * buckets as u64).saturating_sub(self.charged);
+        Ok(Growth { chunks, buckets, index_bytes, bytes: chunks as u64 * chunk_bytes + index_bytes })
+    }
+
+    /// Grows by what [`Index::growth`] said. The budget was charged for it; what an error leaves undone is given back.
+    pub fn grow(&mut self, rows: &mut Rows, source: &ChunkSource, budget: &Budget, growth: &Growth) -> Result<()> {
+        let mut left = growth.bytes;
+        let mut grow = || {
+            for _ in 0..growth.chunks {
+                rows.grow(source)?;
+                left -= rows.chunk().1;
+            }
+            if growth.buckets > 0 {
+                self.rebuild(rows, growth.buckets / 8 * 7)?;
+                self.charged += growth.index_bytes;
+                left -= growth.index_bytes;
+            }
+            Ok(())
+        };
+        grow().inspect_err(|_| budget.give_back(left))
     }
 
     /// The same keys in a table for `capacity` of them, without marks.
@@ -132,7 +159,7 @@ impl Index {
         Ok(())
     }
 
-    /// Ends a promise of [`Index::reserve`].
+    /// Ends a promise of [`Index::promise`].
     pub fn release(&mut self, more: u32) {
         self.reserved -= more;
     }

@@ -1,6 +1,6 @@
 //! A table's part in one partition: rows, index and directory, under the partition's lock.
 
-use super::index::{Index, KEY_BYTES};
+use super::index::{Growth, Index, KEY_BYTES};
 use super::rows::{ChunkSource, Rows};
 use super::{Initial, KeySpace, Shape};
 use crate::budget::Budget;
@@ -218,11 +218,27 @@ impl TablePart {
         numbers
     }
 
-    /// Makes sure that `more` new keys find room, whatever else happens before they come.
-    pub fn reserve(&mut self, more: u32, source: &ChunkSource, budget: &Budget) -> Result<()> {
+    /// Promises room for `more` new keys, whatever else happens before they come, if there is room already.
+    pub fn promise(&mut self, more: u32) -> bool {
+        match &mut self.keys {
+            Keys::Dense { .. } => true,
+            Keys::Hashed(index) => index.promise(&self.rows, more),
+        }
+    }
+
+    /// What must be grown so that [`TablePart::promise`] holds; `frugal` is as little as will do.
+    pub fn growth(&self, more: u32, frugal: bool) -> Result<Growth> {
+        match &self.keys {
+            Keys::Dense { .. } => Ok(Growth::default()),
+            Keys::Hashed(index) => index.growth(&self.rows, more, frugal),
+        }
+    }
+
+    /// Grows by what [`TablePart::growth`] said and the budget was charged for.
+    pub fn grow(&mut self, source: &ChunkSource, budget: &Budget, growth: &Growth) -> Result<()> {
         match &mut self.keys {
             Keys::Dense { .. } => Ok(()),
-            Keys::Hashed(index) => index.reserve(&mut self.rows, source, budget, more),
+            Keys::Hashed(index) => index.grow(&mut self.rows, source, budget, growth),
         }
     }
 
@@ -234,7 +250,7 @@ impl TablePart {
         new.len() as u32
     }
 
-    /// Ends a promise of [`TablePart::reserve`].
+    /// Ends a promise of [`TablePart::promise`].
     pub fn release(&mut self, more: u32) {
         if let Keys::Hashed(index) = &mut self.keys {
             index.release(more);
@@ -260,7 +276,7 @@ impl TablePart {
             Keys::Dense { .. } => 0,
             Keys::Hashed(index) => {
                 let (rows, bytes) = self.rows.chunk();
-                u64::from(self.rows.capacity() / rows) * bytes + index.charged()
+                (self.rows.capacity() / rows) as u64 * bytes + index.charged()
             }
         }
     }

@@ -72,7 +72,7 @@ impl Rows {
     }
 
     /// How many more rows [`Rows::grow`] makes room for, and the bytes it takes.
-    pub fn chunk(&self) -> (u32, u64) {
+    pub fn chunk(&self) -> (usize, u64) {
         match self.memory {
             Memory::Range(_) => (0, 0),
             Memory::Chunks { shift, .. } => {
@@ -82,10 +82,10 @@ impl Rows {
     }
 
     /// How many rows there is room for in a growing part.
-    pub fn capacity(&self) -> u32 {
+    pub fn capacity(&self) -> usize {
         match &self.memory {
             Memory::Range(_) => 0,
-            Memory::Chunks { chunks, shift } => (chunks.len() as u32) << shift,
+            Memory::Chunks { chunks, shift } => chunks.len() << shift,
         }
     }
 

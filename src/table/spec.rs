@@ -183,7 +183,7 @@ impl TableSpec {
 
     /// Checks the spec and works out what follows from it. Dense tables that take fewer than
     /// `small_table_bytes` at f32 become f32.
-    pub fn shape(&self, small_table_bytes: u64) -> Result<Shape> {
+    pub(crate) fn shape(&self, small_table_bytes: u64) -> Result<Shape> {
         if let Some(reason) = self.problem() {
             return Err(Error::InvalidSpec { table: self.name.clone(), reason });
         }
@@ -308,7 +308,8 @@ impl Shape {
     }
 }
 
-/// At most this many bytes of index per row: five per bucket, and right after growth 7 buckets in 16 are used.
+/// At most this many bytes of index per row: five per bucket, and right after growth 7 buckets in 16 are used. (Where
+/// keys are removed and others added, it may be twice that.)
 const HASHED_INDEX_BYTES: f64 = 5.0 * 16.0 / 7.0;
 
 /// What a table costs in memory, everything counted.

@@ -1,0 +1,297 @@
+//! The engine's changing methods: from a checked request to its order and its application.
+
+use std::sync::atomic::Ordering;
+
+use parking_lot::RwLockWriteGuard;
+use rayon::prelude::*;
+
+use super::apply::{self, Numbering, Visit};
+use super::partition::Partition;
+use super::route::Groups;
+use super::table::Table;
+use super::{Assign, Change, Engine, Lsn, Push, Remove, Touch};
+use crate::error::{Error, Result};
+use crate::numeric::Rule;
+use crate::table::{KeySpace, TableSpec};
+
+impl Engine {
+    /// Checks a change, puts it in order, and applies it. An error means that nothing was changed.
+    pub fn apply(&self, change: &Change<'_>) -> Result<Lsn> {
+        match *change {
+            Change::Create(spec) => self.apply_create(change, spec),
+            Change::Drop(name) => self.apply_drop(change, name),
+            Change::Push(pushes) => {
+                let tables = self.resolve(pushes.iter().map(|push| push.table))?;
+                let mut parts = Vec::with_capacity(pushes.len());
+                for (table, push) in tables.iter().zip(pushes) {
+                    let rule = self.check_push(table, push)?;
+                    parts.push(Part::new(self, table, push.keys, Action::Push(push.gradients, rule)));
+                }
+                self.apply_parts(change, parts)
+            }
+            Change::Touch(touches) => {
+                let tables = self.resolve(touches.iter().map(|touch| touch.table))?;
+                let mut parts = Vec::with_capacity(touches.len());
+                for (table, touch) in tables.iter().zip(touches) {
+                    self.check_keys(table, touch.keys)?;
+                    parts.push(Part::new(self, table, touch.keys, Action::Touch));
+                }
+                self.apply_parts(change, parts)
+            }
+            Change::Assign(assigns) => {
+                let tables = self.resolve(assigns.iter().map(|assign| assign.table))?;
+                let mut parts = Vec::with_capacity(assigns.len());
+                for (table, assign) in tables.iter().zip(assigns) {
+                    self.check_assign(table, assign)?;
+                    parts.push(Part::new(self, table, assign.keys, Action::Assign(assign.weights, assign.state)));
+                }
+                self.apply_parts(change, parts)
+            }
+            Change::Remove(removes) => {
+                let tables = self.resolve(removes.iter().map(|remove| remove.table))?;
+                let mut parts = Vec::with_capacity(removes.len());
+                for (table, remove) in tables.iter().zip(removes) {
+                    self.check_keys(table, remove.keys)?;
+                    parts.push(Part::new(self, table, remove.keys, Action::Remove));
+                }
+                self.apply_parts(change, parts)
+            }
+        }
+    }
+
+    /// Makes a table. Making the same one again is fine and changes nothing.
+    pub fn create(&self, spec: &TableSpec) -> Result<Lsn> {
+        self.apply(&Change::Create(spec))
+    }
+
+    /// Forgets a table with all its rows.
+    pub fn drop_table(&self, name: &str) -> Result<Lsn> {
+        self.apply(&Change::Drop(name))
+    }
+
+    /// Applies gradients: each distinct key is stepped once.
+    pub fn push(&self, pushes: &[Push<'_>]) -> Result<Lsn> {
+        self.apply(&Change::Push(pushes))
+    }
+
+    /// Brings rows into the cache, ahead of a push.
+    pub fn touch(&self, touches: &[Touch<'_>]) -> Result<Lsn> {
+        self.apply(&Change::Touch(touches))
+    }
+
+    /// Sets rows.
+    pub fn assign(&self, assigns: &[Assign<'_>]) -> Result<Lsn> {
+        self.apply(&Change::Assign(assigns))
+    }
+
+    /// Forgets rows: they read as their initial values again.
+    pub fn remove(&self, removes: &[Remove<'_>]) -> Result<Lsn> {
+        self.apply(&Change::Remove(removes))
+    }
+
+    /// Orders and applies a change of rows that was checked.
+    fn apply_parts(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
+        if !self.promise_room(&mut parts)? {
+            return self.apply_growing(change, parts);
+        }
+        let mut turn = self.order.turn();
+        let lsn = match still_there(&parts).and_then(|()| turn.place(change)) {
+            Ok(lsn) => lsn,
+            Err(error) => {
+                drop(turn);
+                self.release_room(&mut parts);
+                return Err(error);
+            }
+        };
+        let unfinished = Unfinished(lsn);
+        let rows: usize = parts.iter().map(|part| part.keys.len()).sum();
+        match self.compute_for(rows) {
+            Some(_) => {
+                let mut held = turn.take_all(&self.partitions);
+                drop(turn);
+                self.apply_to_all(&parts, &mut held);
+            }
+            None => turn.walk(&self.partitions, |place, partition| {
+                parts.iter().for_each(|part| part.apply(place, partition, self.config.seed));
+            }),
+        }
+        unfinished.done();
+        Ok(lsn)
+    }
+
+    /// Promises room for the keys of hashed tables as if all were new, so that applying cannot fail. `false` if memory
+    /// must be taken for that; then nothing is promised.
+    fn promise_room(&self, parts: &mut [Part<'_>]) -> Result<bool> {
+        for p in 0..parts.len() {
+            if !parts[p].may_add_keys() {
+                continue;
+            }
+            parts[p].promised = vec![0; self.partitions.len()];
+            for (place, partition) in self.partitions.iter().enumerate() {
+                let part = &mut parts[p];
+                let keys = part.groups.of(place).len() as u32;
+                if keys == 0 {
+                    continue;
+                }
+                let held = partition.write().part_mut(part.table.id).map(|part| part.promise(keys));
+                match held {
+                    Some(true) => part.promised[place] = keys,
+                    Some(false) => {
+                        self.release_room(parts);
+                        return Ok(false);
+                    }
+                    None => {
+                        let gone = Error::UnknownTable(part.table.name().into());
+                        self.release_room(parts);
+                        return Err(gone);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes back what [`Engine::promise_room`] promised to a change that will not come.
+    fn release_room(&self, parts: &mut [Part<'_>]) {
+        for part in parts {
+            for (place, promised) in part.promised.drain(..).enumerate().filter(|&(_, promised)| promised > 0) {
+                if let Some(part) = self.partitions[place].write().part_mut(part.table.id) {
+                    part.release(promised);
+                }
+            }
+        }
+    }
+
+    /// Orders and applies a change that needs more memory. How much depends on which of its keys are new, and that is
+    /// only certain when no other change can come between: everything waits until this one is applied.
+    fn apply_growing(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        still_there(&parts)?;
+        let mut held = turn.take_all(&self.partitions);
+        match self.grow(&mut parts, &mut held, false) {
+            Err(Error::OutOfMemory { .. }) => self.grow(&mut parts, &mut held, true)?,
+            other => other?,
+        }
+        let lsn = turn.place(change)?;
+        drop(turn);
+        let unfinished = Unfinished(lsn);
+        self.apply_to_all(&parts, &mut held);
+        unfinished.done();
+        Ok(lsn)
+    }
+
+    /// Makes room for the keys that are new. The whole need is charged at once, so that a refusal leaves nothing behind.
+    fn grow(&self, parts: &mut [Part<'_>], held: &mut [Guard<'_>], frugal: bool) -> Result<()> {
+        let mut wanted = Vec::new();
+        for part in parts.iter().filter(|part| part.may_add_keys()) {
+            for (place, partition) in held.iter().enumerate() {
+                let keys = part.groups.of(place).iter().map(|&position| part.keys[position as usize]);
+                if let Some(table_part) = partition.part(part.table.id).filter(|_| keys.len() > 0) {
+                    let growth = table_part.growth(table_part.count_new(keys), frugal)?;
+                    wanted.push((part.table, place, growth));
+                }
+            }
+        }
+        let mut left = wanted.iter().map(|(_, _, growth)| growth.bytes).sum();
+        self.budget.take(left)?;
+        for (table, place, growth) in &wanted {
+            left -= growth.bytes;
+            if let Some(part) = held[*place].part_mut(table.id) {
+                part.grow(&table.chunks, &self.budget, growth).inspect_err(|_| self.budget.give_back(left))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a change to all partitions, on the compute threads where there are enough rows.
+    fn apply_to_all(&self, parts: &[Part<'_>], held: &mut [Guard<'_>]) {
+        let seed = self.config.seed;
+        // The guards stay on this thread; the compute threads borrow what they guard.
+        let mut partitions: Vec<&mut Partition> = held.iter_mut().map(|guard| &mut **guard).collect();
+        let apply = |(place, partition): (usize, &mut &mut Partition)| {
+            parts.iter().for_each(|part| part.apply(place, partition, seed));
+        };
+        match self.compute_for(parts.iter().map(|part| part.keys.len()).sum()) {
+            Some(compute) => compute.install(|| partitions.par_iter_mut().enumerate().for_each(apply)),
+            None => partitions.iter_mut().enumerate().for_each(apply),
+        }
+    }
+}
+
+type Guard<'a> = RwLockWriteGuard<'a, Partition>;
+
+/// A change that has its place and is being applied. If that fails half-way the partitions are not what the log says,
+/// and nothing must be read from them any more.
+struct Unfinished(Lsn);
+
+impl Unfinished {
+    fn done(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        eprintln!("hotrow: change {} could not be applied after it was ordered: ending the process", self.0.0);
+        std::process::abort();
+    }
+}
+
+/// A drop may have come between the check of a change and its turn.
+fn still_there(parts: &[Part<'_>]) -> Result<()> {
+    match parts.iter().find(|part| part.table.dropped.load(Ordering::Relaxed)) {
+        Some(part) => Err(Error::UnknownTable(part.table.name().into())),
+        None => Ok(()),
+    }
+}
+
+/// One table's part of a change, ready to be applied partition by partition.
+struct Part<'a> {
+    table: &'a Table,
+    keys: &'a [u64],
+    groups: Groups,
+    action: Action<'a>,
+    /// By place: the room promised to new keys of a hashed table.
+    promised: Vec<u32>,
+}
+
+enum Action<'a> {
+    Push(&'a [f32], Rule),
+    Touch,
+    Assign(&'a [f32], Option<&'a [f32]>),
+    Remove,
+}
+
+impl<'a> Part<'a> {
+    fn new(engine: &Engine, table: &'a Table, keys: &'a [u64], action: Action<'a>) -> Part<'a> {
+        let mut groups = Groups::default();
+        groups.fill(&engine.route, table.keys(), keys);
+        Part { table, keys, groups, action, promised: Vec::new() }
+    }
+
+    fn may_add_keys(&self) -> bool {
+        self.table.keys() == KeySpace::Hashed && !matches!(self.action, Action::Remove)
+    }
+
+    fn apply(&self, place: usize, partition: &mut Partition, seed: u32) {
+        let positions = self.groups.of(place);
+        if positions.is_empty() {
+            return;
+        }
+        let Partition { id, write_backs, parts } = partition;
+        let part = parts[self.table.id].as_mut().expect("a drop is ordered after every change of its table");
+        let numbering = Numbering { seed, partition: *id, next: write_backs };
+        let visit = |update| Visit { table: self.table, keys: self.keys, positions, update };
+        match self.action {
+            Action::Push(gradients, rule) => apply::push(part, &visit(Some((gradients, rule))), numbering),
+            Action::Touch => apply::push(part, &visit(None), numbering),
+            Action::Assign(weights, state) => {
+                apply::assign(part, self.table, self.keys, weights, state, positions, numbering);
+            }
+            Action::Remove => apply::remove(part, self.keys, positions),
+        }
+        if let Some(&promised) = self.promised.get(place) {
+            part.release(promised);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Making and dropping tables.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::table::Table;
+use super::{Change, Engine, Lsn};
+use crate::cache::{Directory, HostPool, Pool};
+use crate::error::{Error, Result};
+use crate::memory::{Mapping, Region};
+use crate::numeric::hash;
+use crate::table::{ChunkSource, Initial, KeySpace, Shape, TablePart, TableSpec};
+
+/// A region per owned partition for the rows of a dense table, and a pool where there is a cache.
+type TableMemory = (Vec<Region>, Option<Box<dyn Pool>>);
+
+impl Engine {
+    pub(super) fn apply_create(&self, change: &Change<'_>, spec: &TableSpec) -> Result<Lsn> {
+        let shape = spec.shape(self.config.small_table_bytes)?;
+        let partitions = self.config.partitions;
+        if shape.rows_in(0, partitions) >= u64::from(u32::MAX) {
+            let reason = format!("too many rows for {partitions} partitions: each holds at most 2^32 - 2");
+            return Err(Error::InvalidSpec { table: spec.name.clone(), reason });
+        }
+        let mut turn = self.order.turn();
+        if let Ok(existing) = self.table(&spec.name) {
+            return if existing.spec == *spec { Ok(turn.last()) } else { Err(Error::TableExists(spec.name.clone())) };
+        }
+        let cache_rows: u64 = self.route.owned().iter().map(|&p| shape.cache_rows_in(p, partitions)).sum();
+        if cache_rows > u64::from(u32::MAX) {
+            let reason =
+                format!("a cache of {cache_rows} rows is too large: one engine holds at most 2^32 - 1 of a table");
+            return Err(Error::InvalidSpec { table: spec.name.clone(), reason });
+        }
+        let slots_in = |&p: &u32| Directory::slots_for(shape.cache_rows_in(p, partitions) as u32);
+        let slots: Vec<u32> = self.route.owned().iter().map(slots_in).collect();
+        let all_slots: u32 = slots.iter().sum();
+        let rows: u64 = self.route.owned().iter().map(|&p| shape.rows_in(p, partitions)).sum();
+        let slot_bytes = shape.layout.slot_bytes() as u64 + Directory::BYTES_PER_SLOT;
+        let row_bytes = rows.saturating_mul(shape.stride() as u64).saturating_add(rows.div_ceil(8));
+        let charged = row_bytes.saturating_add(u64::from(all_slots) * slot_bytes);
+        self.budget.take(charged)?;
+        // Everything that takes time is done before the change has its place and the partitions are held.
+        let made = self.make(spec, shape, charged, &slots).and_then(|made| Ok((made, turn.place(change)?)));
+        let ((table, parts), lsn) = made.inspect_err(|_| self.budget.give_back(charged))?;
+        self.tables.insert(spec.name.clone(), Arc::clone(&table));
+        let partitions = turn.take_all(&self.partitions);
+        drop(turn);
+        for (mut partition, part) in partitions.into_iter().zip(parts) {
+            partition.insert(table.id, part);
+        }
+        Ok(lsn)
+    }
+
+    /// A table, and its part for every owned partition. `slots` are those of each.
+    fn make(
+        &self,
+        spec: &TableSpec,
+        shape: Shape,
+        charged: u64,
+        slots: &[u32],
+    ) -> Result<(Arc<Table>, Vec<TablePart>)> {
+        let (memory, pool) = self.allocate(&shape, slots.iter().sum())?;
+        let mut memory = memory.into_iter();
+        let mut first_slot = 0;
+        let mut parts = Vec::with_capacity(slots.len());
+        for (&id, &slots) in self.route.owned().iter().zip(slots) {
+            parts.push(TablePart::new(&shape, spec.policy, id, self.route.bits(), memory.next(), first_slot));
+            first_slot += slots;
+        }
+        let table = Table {
+            id: self.next_table.fetch_add(1, Ordering::Relaxed),
+            spec: spec.clone(),
+            shape,
+            initial: Initial::new(spec.initializer, spec.rows(), self.config.seed, hash::table_tag(&spec.name)),
+            pool,
+            chunks: ChunkSource::new(),
+            charged,
+            dropped: AtomicBool::new(false),
+            pull_hits: AtomicU64::new(0),
+            pull_misses: AtomicU64::new(0),
+        };
+        Ok((Arc::new(table), parts))
+    }
+
+    /// The memory of a new table.
+    fn allocate(&self, shape: &Shape, slots: u32) -> Result<TableMemory> {
+        let system = |e: std::io::Error| Error::System(e.to_string());
+        let mut regions = Vec::new();
+        if let KeySpace::Dense { .. } = shape.keys {
+            let lens: Vec<usize> = self
+                .route
+                .owned()
+                .iter()
+                .map(|&p| shape.rows_in(p, self.config.partitions) as usize * shape.stride())
+                .collect();
+            let mut mapping = Mapping::new(lens.iter().map(|&len| Mapping::len_for(1, len)).sum()).map_err(system)?;
+            regions.extend(lens.iter().map(|&len| mapping.take(len).expect("the mapping was made for these")));
+        }
+        let pool: Option<Box<dyn Pool>> = match slots {
+            0 => None,
+            _ => Some(Box::new(HostPool::new(shape.layout, self.config.seed, slots).map_err(system)?)),
+        };
+        Ok((regions, pool))
+    }
+
+    pub(super) fn apply_drop(&self, change: &Change<'_>, name: &str) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        let table = self.table(name)?;
+        let lsn = turn.place(change)?;
+        table.dropped.store(true, Ordering::Relaxed);
+        self.tables.remove(name);
+        let partitions = turn.take_all(&self.partitions);
+        drop(turn);
+        let gone: Vec<_> =
+            partitions.into_iter().filter_map(|mut partition| partition.parts[table.id].take()).collect();
+        let bytes = table.charged + gone.iter().map(|part| part.grown_bytes()).sum::<u64>();
+        // Giving memory back takes time; no partition is held any more.
+        drop(gone);
+        self.budget.give_back(bytes);
+        Ok(lsn)
+    }
+}

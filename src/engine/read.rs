@@ -1,0 +1,164 @@
+//! The engine's reading methods: locks, jobs, and what they are handed.
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard};
+use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::partition::Partition;
+use super::pull::{self, Bags, Held};
+use super::table::Table;
+use super::{Engine, PooledPull, Pooling, Pull, Row, check};
+use crate::error::{Error, Result};
+
+/// Rows of one piece of work for the compute threads.
+const JOB_ROWS: usize = 1024;
+
+impl Engine {
+    /// Reads rows: those of the first table, in the order of its keys, then those of the next. `out` has `dim` numbers
+    /// for every key. Changes nothing but the counters of hits and misses.
+    pub fn pull(&self, pulls: &[Pull<'_>], out: &mut [f32]) -> Result<()> {
+        let tables = pulls.iter().map(|pull| self.table(pull.table)).collect::<Result<Vec<_>>>()?;
+        for (table, pull) in tables.iter().zip(pulls) {
+            self.check_keys(table, pull.keys)?;
+        }
+        self.check_out(&tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
+        let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
+        let held = self.hold(&tables, &guards)?;
+
+        let mut jobs = Vec::new();
+        let mut rest = out;
+        for (held, pull) in held.iter().zip(pulls) {
+            let dim = held.table.dim();
+            let (mine, others) = rest.split_at_mut(pull.keys.len() * dim);
+            rest = others;
+            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * dim)) {
+                jobs.push((held, keys, out));
+            }
+        }
+        let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
+        self.each_job(rows, jobs, |(held, keys, out)| {
+            let hits = pull::rows(held, keys, out);
+            held.table.count_pull(hits, keys.len() as u64 - hits);
+        });
+        Ok(())
+    }
+
+    /// Reads bags of rows as one row each, table after table. `out` has `dim` numbers for every bag.
+    pub fn pull_pooled(&self, pulls: &[PooledPull<'_>], out: &mut [f32]) -> Result<()> {
+        let tables = pulls.iter().map(|pull| self.table(pull.table)).collect::<Result<Vec<_>>>()?;
+        for (table, pull) in tables.iter().zip(pulls) {
+            self.check_pooled(table, pull)?;
+        }
+        self.check_out(&tables, pulls.iter().map(|pull| pull.offsets.len()), out)?;
+        let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
+        let held = self.hold(&tables, &guards)?;
+
+        let mut jobs = Vec::new();
+        let mut rest = out;
+        for (held, pull) in held.iter().zip(pulls) {
+            let dim = held.table.dim();
+            let (mine, others) = rest.split_at_mut(pull.offsets.len() * dim);
+            rest = others;
+            let mut out = mine;
+            let mut first = 0;
+            while first < pull.offsets.len() {
+                // As many bags as make a job, and at least one.
+                let base = pull.offsets[first];
+                let full = |&&offset: &&u64| offset - base < JOB_ROWS as u64;
+                let bags = pull.offsets[first..].iter().take_while(full).take(JOB_ROWS).count().max(1);
+                let end = pull.offsets.get(first + bags).map_or(pull.keys.len(), |&end| end as usize);
+                let range = base as usize..end;
+                let (mine, others) = out.split_at_mut(bags * dim);
+                out = others;
+                let bags_here = Bags {
+                    keys: &pull.keys[range.clone()],
+                    weights: pull.weights.map(|weights| &weights[range]),
+                    offsets: &pull.offsets[first..first + bags],
+                    base,
+                    mean: pull.pooling == Pooling::Mean,
+                };
+                jobs.push((held, bags_here, mine));
+                first += bags;
+            }
+        }
+        let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
+        self.each_job(rows, jobs, |(held, bags, out)| {
+            let hits = pull::pooled(held, &bags, out);
+            held.table.count_pull(hits, bags.keys.len() as u64 - hits);
+        });
+        Ok(())
+    }
+
+    /// Reads everything about one row. Counts nothing.
+    pub fn inspect(&self, table: &str, key: u64) -> Result<Row> {
+        let table = self.table(table)?;
+        self.check_keys(&table, &[key])?;
+        let partition = self.partitions[self.route.place(table.keys(), key)].read();
+        pull::inspect(&partition, &table, key).ok_or_else(|| Error::UnknownTable(table.name().into()))
+    }
+
+    /// A fingerprint of the whole state of each owned partition: rows, optimizer state, cache, recency, rounding
+    /// counters. Engines that were given the same changes have the same digests, whatever their threads, pulls or
+    /// split of partitions (unless a row has diverged to NaN, whose bits are not defined).
+    pub fn digests(&self) -> Vec<(u32, u64)> {
+        let mut tables: Vec<Arc<Table>> = self.tables.iter().map(|entry| Arc::clone(entry.value())).collect();
+        tables.sort_by(|a, b| a.name().cmp(b.name()));
+        let digest = |partition: &RwLock<Partition>| {
+            let partition = partition.read();
+            let mut hasher = Xxh3Default::new();
+            pull::digest(&partition, &tables, |bytes| hasher.update(bytes));
+            (partition.id, hasher.digest())
+        };
+        self.partitions.iter().map(digest).collect()
+    }
+
+    /// The next write-back number of a partition that is owned here.
+    pub fn write_backs(&self, partition: u32) -> Option<u64> {
+        let place = self.route.owned().binary_search(&partition).ok()?;
+        Some(self.partitions[place].read().write_backs)
+    }
+
+    fn check_out(&self, tables: &[Arc<Table>], rows: impl Iterator<Item = usize>, out: &[f32]) -> Result<()> {
+        let expected = tables.iter().zip(rows).map(|(table, rows)| rows * table.dim()).sum();
+        let named = tables.iter().map(|table| table.name()).collect::<Vec<_>>();
+        check::expect_len(&named.join(", "), "out", expected, out.len())
+    }
+
+    /// Shared locks of the partitions that hold these keys, from the first to the last.
+    fn read_guards<'a>(
+        &self,
+        wanted: impl Iterator<Item = (&'a Table, &'a [u64])>,
+    ) -> Vec<Option<RwLockReadGuard<'_, Partition>>> {
+        let mut needed = vec![false; self.partitions.len()];
+        for (table, keys) in wanted {
+            if keys.len() >= 2 * needed.len() {
+                needed.fill(true);
+                break;
+            }
+            for &key in keys {
+                needed[self.route.place(table.keys(), key)] = true;
+            }
+        }
+        self.partitions.iter().zip(needed).map(|(partition, needed)| needed.then(|| partition.read())).collect()
+    }
+
+    /// What these guards hold of each table.
+    fn hold<'a>(
+        &'a self,
+        tables: &'a [Arc<Table>],
+        guards: &'a [Option<RwLockReadGuard<'_, Partition>>],
+    ) -> Result<Vec<Held<'a>>> {
+        let partitions = guards.iter().filter_map(Option::as_deref);
+        tables.iter().map(|table| Held::new(table, &self.route, partitions.clone())).collect()
+    }
+
+    /// Runs jobs here, or on the compute threads where there are enough rows.
+    fn each_job<J: Send>(&self, rows: usize, jobs: Vec<J>, run: impl Fn(J) + Sync + Send) {
+        match self.compute_for(rows) {
+            Some(compute) => compute.install(|| jobs.into_par_iter().for_each(&run)),
+            None => jobs.into_iter().for_each(run),
+        }
+    }
+}
