@@ -67,7 +67,8 @@ fn tables_may_come_and_go() {
             });
             scope.spawn(move || {
                 for round in 0..300 {
-                    let keys: Vec<u64> = (0..200 + 1000 * (round % 2)).map(|i| thread << 40 | i * 7 + round).collect();
+                    let keys: Vec<u64> =
+                        (0..200 + 1000 * (round % 2)).map(|i| (thread << 40) | (i * 7 + round)).collect();
                     let gradients = vec![0.5; keys.len() * DIM];
                     fine(
                         engine
