@@ -9,9 +9,9 @@ What it is
     the end ("source": "numpy").
 
 How to rerun
-    python3.11 -m venv /tmp/torchenv/venv
-    /tmp/torchenv/venv/bin/pip install --no-cache-dir torch numpy
-    /tmp/torchenv/venv/bin/python tests/vectors/make_optimizer_vectors.py
+    python3.11 -m venv .tools/torch
+    .tools/torch/bin/pip install --no-cache-dir torch numpy
+    .tools/torch/bin/python tests/vectors/make_optimizer_vectors.py
 
     It writes optimizers.json beside itself and prints, per case, how far the recorded
     float32 result is from a float64 re-computation. Inputs depend only on the case
