@@ -187,7 +187,8 @@ impl Engine {
             for (place, partition) in held.iter().enumerate() {
                 let keys = part.groups.of(place).iter().map(|&position| part.keys[position as usize]);
                 if let Some(table_part) = partition.part(part.table.id).filter(|_| keys.len() > 0) {
-                    let growth = table_part.growth(table_part.count_new(keys), frugal)?;
+                    let sent = keys.len();
+                    let growth = table_part.growth(table_part.count_new(keys), sent, frugal)?;
                     wanted.push((part.table, place, growth));
                 }
             }

@@ -122,6 +122,9 @@ impl Engine {
 
     fn check_out(&self, tables: &[Arc<Table>], rows: impl Iterator<Item = usize>, out: &[f32]) -> Result<()> {
         let expected = tables.iter().zip(rows).map(|(table, rows)| rows * table.dim()).sum();
+        if expected == out.len() {
+            return Ok(());
+        }
         let named = tables.iter().map(|table| table.name()).collect::<Vec<_>>();
         check::expect_len(&named.join(", "), "out", expected, out.len())
     }

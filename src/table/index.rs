@@ -36,7 +36,7 @@ pub struct Index {
     /// Rows below this were handed out at some time.
     next: u32,
     /// Rows promised to changes that are not applied yet.
-    reserved: u32,
+    promised: u32,
     /// Bytes of index that the budget was charged.
     charged: u64,
 }
@@ -50,7 +50,7 @@ fn key_at(rows: &Rows, row: u32) -> u64 {
 impl Index {
     /// An empty index.
     pub fn new() -> Index {
-        Index { table: HashTable::new(), free: Vec::new(), next: 0, reserved: 0, charged: 0 }
+        Index { table: HashTable::new(), free: Vec::new(), next: 0, promised: 0, charged: 0 }
     }
 
     /// How many keys there are.
@@ -70,7 +70,7 @@ impl Index {
         self.table.find(hash::second(mixed), |&row| key_at(rows, row) == key).copied()
     }
 
-    /// The row of a key, which is given one if it has none. The room was reserved before.
+    /// The row of a key, which is given one if it has none. The room was promised before.
     #[inline(always)]
     pub fn find_or_add(&mut self, rows: &mut Rows, key: u64, mixed: u64) -> u32 {
         if let Some(row) = self.find(rows, key, mixed) {
@@ -97,24 +97,26 @@ impl Index {
 
     /// Promises room for `more` keys that come later, if there is room already.
     pub fn promise(&mut self, rows: &Rows, more: u32) -> bool {
-        let wanted = self.len() as usize + self.reserved as usize + more as usize;
+        let wanted = self.len() as usize + self.promised as usize + more as usize;
         let fits = wanted <= rows.capacity() && wanted <= self.table.capacity();
         if fits {
-            self.reserved += more;
+            self.promised += more;
         }
         fits
     }
 
-    /// What must be grown so that [`Index::promise`] of `more` keys holds. `frugal` is as little as will do: removed keys
-    /// leave marks that take room until the table is built anew, and more buckets put that off.
-    pub fn growth(&self, rows: &Rows, more: u32, frugal: bool) -> Result<Growth> {
-        let wanted = self.len() as usize + self.reserved as usize + more as usize;
+    /// What must be grown for `new` keys out of `sent`. `frugal` is as little as will do. Otherwise there is room to spare:
+    /// rows, so that the next request of this size finds room for its keys without counting which are new; and buckets,
+    /// because removed keys leave marks that take room until the table is built anew.
+    pub fn growth(&self, rows: &Rows, new: u32, sent: usize, frugal: bool) -> Result<Growth> {
+        let (chunk_rows, chunk_bytes) = rows.chunk();
+        let spare = if frugal { 0 } else { sent.min(chunk_rows) };
+        let wanted = self.len() as usize + self.promised as usize + new as usize + spare;
         if wanted >= u32::MAX as usize {
             return Err(Error::System(
                 "a partition of a table holds at most 2^32 - 2 rows: use more partitions".into(),
             ));
         }
-        let (chunk_rows, chunk_bytes) = rows.chunk();
         let chunks = wanted.saturating_sub(rows.capacity()).div_ceil(chunk_rows);
         let mut buckets = 0;
         if wanted > self.table.capacity() {
@@ -161,7 +163,7 @@ impl Index {
 
     /// Ends a promise of [`Index::promise`].
     pub fn release(&mut self, more: u32) {
-        self.reserved -= more;
+        self.promised -= more;
     }
 
     /// Bytes of index that the budget was charged.

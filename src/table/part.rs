@@ -143,7 +143,7 @@ impl TablePart {
         }
     }
 
-    /// The row of a key; a new key of a hashed table gets one, out of the room reserved for it.
+    /// The row of a key; a new key of a hashed table gets one, out of the room promised to it.
     #[inline(always)]
     pub fn find_or_add(&mut self, key: u64, mixed: u64) -> u32 {
         match &mut self.keys {
@@ -226,11 +226,11 @@ impl TablePart {
         }
     }
 
-    /// What must be grown so that [`TablePart::promise`] holds; `frugal` is as little as will do.
-    pub fn growth(&self, more: u32, frugal: bool) -> Result<Growth> {
+    /// What must be grown for `new` keys out of `sent`; `frugal` is as little as will do.
+    pub fn growth(&self, new: u32, sent: usize, frugal: bool) -> Result<Growth> {
         match &self.keys {
             Keys::Dense { .. } => Ok(Growth::default()),
-            Keys::Hashed(index) => index.growth(&self.rows, more, frugal),
+            Keys::Hashed(index) => index.growth(&self.rows, new, sent, frugal),
         }
     }
 
