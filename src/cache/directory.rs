@@ -56,7 +56,7 @@ pub struct Tags<'a> {
     ways: u32,
 }
 
-impl Tags<'_> {
+impl<'a> Tags<'a> {
     /// The first slot of the set of a key with this hash.
     #[inline(always)]
     pub fn set(self, hash: u64) -> u32 {
@@ -64,24 +64,20 @@ impl Tags<'_> {
         set as u32 * self.ways
     }
 
-    /// Asks for the memory that [`Tags::find`] will read.
+    /// The tags of a set, whose memory is asked for.
     #[inline(always)]
-    pub fn prefetch(self, set: u32) {
-        let first = self.tags.as_ptr().wrapping_add(set as usize);
-        simd::prefetch(first);
-        simd::prefetch(first.wrapping_add(self.ways as usize).wrapping_sub(1));
+    pub fn approach(self, set: u32) -> &'a [u32] {
+        let tags = &self.tags[set as usize..][..self.ways as usize];
+        simd::prefetch(tags.as_ptr());
+        simd::prefetch(tags.as_ptr().wrapping_add(tags.len()).wrapping_sub(1));
+        tags
     }
+}
 
-    /// The slot of a row, which is in this set if it is in the cache at all.
-    #[inline(always)]
-    pub fn find(self, set: u32, row: u32) -> Option<u32> {
-        let tags = self.tags.get(set as usize..)?;
-        let way = match tags.first_chunk::<{ WAYS as usize }>() {
-            Some(tags) if self.ways == WAYS => simd::position32(tags, row + 1)?,
-            _ => simd::position(&tags[..self.ways as usize], row + 1)?,
-        };
-        Some(set + way as u32)
-    }
+/// A bit for the way of a set that holds a row, if one does.
+#[inline(always)]
+pub fn ways_with(level: simd::Level, tags: &[u32], row: u32) -> u32 {
+    simd::matches(level, tags, row + 1)
 }
 
 enum Ranks {
@@ -168,7 +164,10 @@ impl Directory {
     /// The slot of a row. Changes nothing.
     #[inline(always)]
     pub fn find(&self, row: u32, hash: u64) -> Option<u32> {
-        self.tags().find(self.tags().set(hash), row)
+        let tags = self.tags();
+        let set = tags.set(hash);
+        let found = ways_with(simd::level(), &tags.tags[set as usize..][..tags.ways as usize], row);
+        (found != 0).then(|| set + found.trailing_zeros())
     }
 
     /// Starts a push or touch of at least one row.
@@ -213,7 +212,8 @@ impl Directory {
         let first = self.tags().set(hash) as usize;
         let set = first..first + self.ways as usize;
         let tags = &mut bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[set.clone()];
-        let empty = simd::position(tags, 0);
+        let empty = simd::matches(simd::level(), tags, 0);
+        let empty = (empty != 0).then(|| empty.trailing_zeros() as usize);
         let way = match &mut self.ranks {
             Ranks::Lru { clock, stamps } => {
                 let stamps = &mut stamps[set];

@@ -203,14 +203,10 @@ dispatch! {
 #[inline(always)]
 fn gather_rows<const DIM: usize>(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
     let dim = if DIM > 0 { DIM } else { pool.layout.dim };
-    let prefetch = |slot: Option<&u32>| {
-        if let Some(&slot) = slot {
-            pool.weights.prefetch_first(slot, dim);
-        }
-    };
-    (0..AHEAD).for_each(|i| prefetch(slots.get(i)));
+    let Some(&last) = slots.last() else { return };
+    slots.iter().take(AHEAD).for_each(|&slot| pool.weights.prefetch_first(slot, dim));
     for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
-        prefetch(slots.get(i + AHEAD));
+        pool.weights.prefetch_first(*slots.get(i + AHEAD).unwrap_or(&last), dim);
         // SAFETY: the caller's locks, by the contract of `Pool`.
         let weights = unsafe { pool.weights(slot) };
         let out = &mut out[to as usize * dim..][..dim];

@@ -178,7 +178,7 @@ dispatch! {
         conflicts.clear();
         let tags = part.directory.tags();
         for &mixed in &distinct.mixed {
-            tags.prefetch(tags.set(mixed));
+            tags.approach(tags.set(mixed));
         }
         for i in 0..distinct.len() {
             rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));

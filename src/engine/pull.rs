@@ -1,7 +1,8 @@
 //! Reading rows: a pure read under shared locks (docs/NUMERICS.md, sections 4 and 6).
 //!
 //! Hot path: nothing is allocated per row, there is no lock per row, and each row is copied once. Keys are worked on
-//! in blocks, so that the memory of a whole block is asked for before any of it is needed.
+//! in blocks, so that the memory of a whole block is asked for before any of it is needed; and because nobody can
+//! predict whether a row is cached, lookups count with the answer instead of branching on it.
 //!
 //! `unsafe` lives here because pools trust their caller to hold the partitions' locks: the [`Held`] parts are
 //! borrowed from read guards, and parts only name slots of their own directories.
@@ -12,13 +13,14 @@ use std::cell::RefCell;
 use super::partition::Partition;
 use super::route::Route;
 use super::table::Table;
+use crate::cache::ways_with;
 use crate::error::{Error, Result};
 use crate::numeric::hash;
-use crate::numeric::simd::dispatch;
+use crate::numeric::simd::{self, Level, dispatch};
 use crate::table::{KeySpace, PartView, TablePart};
 
-/// Keys whose memory is asked for together.
-const BLOCK: usize = 64;
+/// Keys whose memory is asked for together: few enough that rows and answer stay in the innermost cache.
+const BLOCK: usize = 32;
 
 /// The parts of one table that a pull holds, by partition.
 pub struct Held<'a> {
@@ -31,12 +33,14 @@ pub struct Held<'a> {
     parts: Vec<Option<&'a TablePart>>,
 }
 
-/// Where a row is.
-enum Found {
-    /// In this slot of the pool.
-    Slot(u32),
-    /// In this row of its part, if it was ever stored.
-    Row(u32),
+/// Where a key is looked for.
+#[derive(Clone, Copy, Default)]
+struct Place<'a> {
+    /// The tags of its set.
+    tags: &'a [u32],
+    /// The pool's slot of the first of them.
+    slot: u32,
+    partition: u32,
 }
 
 /// The row of a key that a hashed table does not have.
@@ -63,46 +67,46 @@ impl<'a> Held<'a> {
         Ok(Held { table, route, stride: table.shape.stride(), views, parts })
     }
 
-    /// A key's partition and its set in the directory there, whose memory is asked for.
+    /// Where to look for a key; the memory there is asked for. `HASHED` is whether the table is.
     #[inline(always)]
-    fn approach<const HASHED: bool>(&self, key: u64) -> (u32, u32) {
+    fn approach<const HASHED: bool>(&self, key: u64) -> Place<'a> {
         let mixed = hash::mix64(key);
         let partition = if HASHED { self.route.hashed(mixed) } else { self.route.dense(key) };
         let view = &self.views[partition as usize];
         let set = view.tags.set(mixed);
-        view.tags.prefetch(set);
-        (partition, set)
+        Place { tags: view.tags.approach(set), slot: view.first_slot + set, partition }
     }
 
-    /// Where a row is; its stored form is asked for if it will be needed. `HASHED` is whether the table is.
+    /// A key's row in its part, and a bit for the way that holds it, if it is cached.
     #[inline(always)]
-    fn find<const HASHED: bool>(&self, key: u64, (partition, set): (u32, u32)) -> Found {
-        let view = &self.views[partition as usize];
-        let part = if HASHED { self.parts[partition as usize] } else { None };
-        let row = match part {
+    fn find<const HASHED: bool>(&self, level: Level, key: u64, place: &Place<'a>) -> (u32, u32) {
+        let row = match if HASHED { self.parts[place.partition as usize] } else { None } {
             None => (key >> self.route.bits()) as u32,
             Some(part) => match part.find(key) {
                 Some(row) => row,
-                None => return Found::Row(ABSENT),
+                None => return (ABSENT, 0),
             },
         };
-        if let Some(slot) = view.tags.find(set, row) {
-            return Found::Slot(view.first_slot + slot);
-        }
-        match part {
-            None => view.prefetch_row(row, self.stride),
+        (row, ways_with(level, place.tags, row))
+    }
+
+    /// Asks for the stored form of a row that is not in the cache.
+    #[inline(always)]
+    fn prefetch<const HASHED: bool>(&self, partition: u32, row: u32) {
+        match if HASHED { self.parts[partition as usize] } else { None } {
+            None => self.views[partition as usize].prefetch_row(row, self.stride),
+            Some(_) if row == ABSENT => {}
             Some(part) => part.prefetch_row(row),
         }
-        Found::Row(row)
     }
 
     /// Reads a row that is not in the cache.
     #[inline(always)]
-    fn read<const HASHED: bool>(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {
-        let stored = match if HASHED { self.parts[partition as usize] } else { None } {
-            _ if HASHED && row == ABSENT => None,
+    fn read(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {
+        let stored = match self.parts.get(partition as usize) {
             None => self.views[partition as usize].stored(row, self.stride),
-            Some(part) => part.stored(row),
+            Some(_) if row == ABSENT => None,
+            Some(part) => part.and_then(|part| part.stored(row)),
         };
         match stored {
             Some(bytes) => self.table.layout().decode_weights(bytes, out),
@@ -111,52 +115,94 @@ impl<'a> Held<'a> {
     }
 }
 
+/// What is known of a block of keys.
+struct Block<'a> {
+    places: [Place<'a>; BLOCK],
+    /// The slots of the keys that are cached, and which keys these are.
+    slots: [u32; BLOCK],
+    slots_to: [u32; BLOCK],
+    cached: usize,
+    /// The rows of those that are not, and which keys these are.
+    rows: [u32; BLOCK],
+    rows_to: [u32; BLOCK],
+    others: usize,
+}
+
+/// Reads the rows of `keys` into `out`. Returns how many were in the cache.
+///
+/// Each step over a block is a function of its own: together they would not fit the registers.
+pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
+    let mut block = Block {
+        places: [Place::default(); BLOCK],
+        slots: [0; BLOCK],
+        slots_to: [0; BLOCK],
+        cached: 0,
+        rows: [0; BLOCK],
+        rows_to: [0; BLOCK],
+        others: 0,
+    };
+    let mut hits = 0;
+    for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * held.table.dim())) {
+        approach_block(held, keys, &mut block);
+        find_block(held, keys, &mut block);
+        if let (Some(pool), true) = (held.table.pool.as_deref(), block.cached > 0) {
+            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+            unsafe { pool.gather(&block.slots[..block.cached], &block.slots_to[..block.cached], out) };
+        }
+        read_others(held, keys, &block, out);
+        hits += block.cached as u64;
+    }
+    hits
+}
+
 dispatch! {
-    /// Reads the rows of `keys` into `out`. Returns how many were in the cache.
-    pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
-        if held.parts.is_empty() { read_rows::<false>(held, keys, out) } else { read_rows::<true>(held, keys, out) }
+    #[inline(never)]
+    fn approach_block<'a>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
+        let places = block.places.iter_mut().zip(keys);
+        match held.parts.is_empty() {
+            true => places.for_each(|(place, &key)| *place = held.approach::<false>(key)),
+            false => places.for_each(|(place, &key)| *place = held.approach::<true>(key)),
+        }
+    }
+}
+
+dispatch! {
+    #[inline(never)]
+    fn find_block<'a>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
+        if held.parts.is_empty() { find_keys::<false>(held, keys, block) } else { find_keys::<true>(held, keys, block) }
     }
 }
 
 #[inline(always)]
-fn read_rows<const HASHED: bool>(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
-    let table = held.table;
-    let dim = table.dim();
-    let mut hits = 0;
-    let mut places = [(0u32, 0u32); BLOCK];
-    let mut slots = [0u32; BLOCK];
-    let mut slots_to = [0u32; BLOCK];
-    let mut others = [(0u32, 0u32); BLOCK];
-    for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
-        for (place, &key) in places.iter_mut().zip(keys) {
-            *place = held.approach::<HASHED>(key);
-        }
-        // Both counts stay below `BLOCK`, and the masks tell the compiler so.
-        let (mut cached, mut other) = (0, 0);
-        for (i, (&key, &place)) in keys.iter().zip(&places).enumerate() {
-            match held.find::<HASHED>(key, place) {
-                Found::Slot(slot) => {
-                    slots[cached % BLOCK] = slot;
-                    slots_to[cached % BLOCK] = i as u32;
-                    cached += 1;
-                }
-                Found::Row(row) => {
-                    others[other % BLOCK] = (row, i as u32);
-                    other += 1;
-                }
-            }
-        }
-        if let (Some(pool), true) = (table.pool.as_deref(), cached > 0) {
-            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-            unsafe { pool.gather(&slots[..cached], &slots_to[..cached], out) };
-        }
-        hits += cached as u64;
-        for &(row, to) in &others[..other] {
+fn find_keys<'a, const HASHED: bool>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
+    let level = simd::level();
+    // Both counts stay below `BLOCK` where they are used, and the remainders tell the compiler so.
+    let (mut cached, mut others) = (0, 0);
+    for (i, (&key, place)) in keys.iter().zip(&block.places).enumerate() {
+        let (row, way) = held.find::<HASHED>(level, key, place);
+        // Written in either case, and overwritten by the next key unless counted.
+        block.slots[cached % BLOCK] = place.slot.wrapping_add(way.trailing_zeros());
+        block.slots_to[cached % BLOCK] = i as u32;
+        block.rows[others % BLOCK] = row;
+        block.rows_to[others % BLOCK] = i as u32;
+        cached += usize::from(way != 0);
+        others += usize::from(way == 0);
+    }
+    (block.cached, block.others) = (cached, others);
+    for (&row, &to) in block.rows[..others].iter().zip(&block.rows_to) {
+        held.prefetch::<HASHED>(block.places[to as usize].partition, row);
+    }
+}
+
+dispatch! {
+    #[inline(never)]
+    fn read_others(held: &Held<'_>, keys: &[u64], block: &Block<'_>, out: &mut [f32]) {
+        let dim = held.table.dim();
+        for (&row, &to) in block.rows[..block.others].iter().zip(&block.rows_to) {
             let i = to as usize;
-            held.read::<HASHED>(keys[i], places[i].0, row, &mut out[i * dim..][..dim]);
+            held.read(keys[i], block.places[i].partition, row, &mut out[i * dim..][..dim]);
         }
     }
-    hits
 }
 
 /// Bags of keys, cut out of a [`super::PooledPull`].
@@ -177,8 +223,6 @@ pub struct Bags<'a> {
 /// The buffers of one thread.
 #[derive(Default)]
 struct Work {
-    /// Partition and set of each key.
-    places: Vec<(u32, u32)>,
     slots: Vec<u32>,
     slot_bags: Vec<u32>,
     slot_scales: Vec<f32>,
@@ -227,27 +271,30 @@ fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f3
     work.others.clear();
     let end_of = |bag: usize| bags.offsets.get(bag + 1).map_or(bags.keys.len(), |&end| (end - bags.base) as usize);
 
-    work.places.clear();
-    for &key in bags.keys {
-        work.places.push(held.approach::<HASHED>(key));
-    }
-    let mut start = 0;
-    for bag in 0..bags.offsets.len() {
-        let end = end_of(bag);
-        for i in start..end {
-            let place = work.places[i];
-            match held.find::<HASHED>(bags.keys[i], place) {
-                Found::Slot(slot) => {
-                    work.slots.push(slot);
-                    work.slot_bags.push(bag as u32);
-                    if let Some(weights) = bags.weights {
-                        work.slot_scales.push(weights[i]);
-                    }
+    let level = simd::level();
+    let mut places = [Place::default(); BLOCK];
+    let (mut bag, mut end) = (0, end_of(0));
+    for (first, keys) in (0..).step_by(BLOCK).zip(bags.keys.chunks(BLOCK)) {
+        for (place, &key) in places.iter_mut().zip(keys) {
+            *place = held.approach::<HASHED>(key);
+        }
+        for (i, (&key, place)) in (first..).zip(keys.iter().zip(&places)) {
+            while i >= end {
+                bag += 1;
+                end = end_of(bag);
+            }
+            let (row, way) = held.find::<HASHED>(level, key, place);
+            if way != 0 {
+                work.slots.push(place.slot + way.trailing_zeros());
+                work.slot_bags.push(bag as u32);
+                if let Some(weights) = bags.weights {
+                    work.slot_scales.push(weights[i]);
                 }
-                Found::Row(row) => work.others.push(Other { key: i as u32, bag: bag as u32, partition: place.0, row }),
+            } else {
+                held.prefetch::<HASHED>(place.partition, row);
+                work.others.push(Other { key: i as u32, bag: bag as u32, partition: place.partition, row });
             }
         }
-        start = end;
     }
     let hits = work.slots.len() as u64;
     if let (Some(pool), true) = (table.pool.as_deref(), hits > 0) {
@@ -256,7 +303,7 @@ fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f3
         unsafe { pool.gather_pooled(&work.slots, &work.slot_bags, scales, out) };
     }
     for &Other { key, bag, partition, row } in &work.others {
-        held.read::<HASHED>(bags.keys[key as usize], partition, row, &mut work.row);
+        held.read(bags.keys[key as usize], partition, row, &mut work.row);
         let out = &mut out[bag as usize * dim..][..dim];
         match bags.weights {
             Some(weights) => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += weights[key as usize] * w),

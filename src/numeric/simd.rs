@@ -71,71 +71,68 @@ pub fn prefetch<T>(address: *const T) {
     }
 }
 
-/// Asks for all cache lines of `slice`, each once.
+/// Asks for the cache lines of `slice`. How often it asks depends on the length alone, not on where the slice starts:
+/// the line before the last that is left out now and then costs less than a branch that cannot be predicted.
 #[inline(always)]
 pub fn prefetch_slice<T>(slice: &[T]) {
-    const LINE: usize = 64;
     let start = slice.as_ptr().cast::<u8>();
-    // From the start of the first line; the difference keeps the pointer's provenance.
-    let before = start as usize % LINE;
-    let lines = (before + std::mem::size_of_val(slice)).div_ceil(LINE);
-    for line in 0..lines {
-        prefetch(start.wrapping_sub(before).wrapping_add(LINE * line));
+    let bytes = std::mem::size_of_val(slice);
+    for line in 0..(bytes / 64).max(1) {
+        prefetch(start.wrapping_add(64 * line));
     }
+    prefetch(start.wrapping_add(bytes).wrapping_sub(1));
 }
 
-/// The index of the first element that equals `wanted`.
+/// The instruction set in use, looked up once before a loop.
+#[derive(Clone, Copy)]
+pub struct Level {
+    avx2: bool,
+}
+
+/// The instruction set in use.
 #[inline(always)]
-pub fn position(elements: &[u32], wanted: u32) -> Option<usize> {
+pub fn level() -> Level {
+    Level { avx2: avx2() }
+}
+
+/// A bit for each of at most 32 elements that equals `wanted`. A mask, because what it says cannot be predicted:
+/// callers count with it rather than branch on it.
+#[inline(always)]
+pub fn matches(level: Level, elements: &[u32], wanted: u32) -> u32 {
+    debug_assert!(elements.len() <= 32, "elements are counted in 32 bits");
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if avx2() {
-        // SAFETY: the CPU has AVX2.
-        return unsafe { position_avx2(elements, wanted) };
+    if level.avx2 {
+        // SAFETY: the CPU has AVX2, or there would be no such level.
+        return unsafe {
+            match elements.as_array::<32>() {
+                Some(elements) => matches_32(elements, wanted),
+                None => matches_fewer(elements, wanted),
+            }
+        };
     }
-    elements.iter().position(|&element| element == wanted)
+    let _ = level;
+    elements.iter().rev().fold(0, |found, &element| found << 1 | u32::from(element == wanted))
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx2,bmi1")]
+#[target_feature(enable = "avx2")]
 #[inline]
-fn position_avx2(elements: &[u32], wanted: u32) -> Option<usize> {
+fn matches_fewer(elements: &[u32], wanted: u32) -> u32 {
     use std::arch::x86_64::*;
-    let Some(last) = elements.last_chunk::<8>() else { return elements.iter().position(|&element| element == wanted) };
-    let wanted = _mm256_set1_epi32(wanted as i32);
-    let equal = |chunk: &[u32; 8]| {
+    let each = _mm256_set1_epi32(wanted as i32);
+    let (chunks, rest) = elements.as_chunks::<8>();
+    let found = rest.iter().rev().fold(0, |found, &element| found << 1 | u32::from(element == wanted));
+    chunks.iter().rev().fold(found, |found, chunk| {
         // SAFETY: 32 readable bytes, and the load asks for no alignment.
         let chunk = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
-        u64::from(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(chunk, wanted))) as u32)
-    };
-    // The last eight are looked at together with elements that were already seen, where they overlap.
-    let mut found = equal(last) << (elements.len() - 8);
-    match elements.as_chunks::<8>().0 {
-        [a, b, c] | [a, b, c, _] if elements.len() <= 32 => found |= equal(a) | equal(b) << 8 | equal(c) << 16,
-        chunks => {
-            debug_assert!(elements.len() <= 64, "positions are counted in 64 bits");
-            for (i, chunk) in chunks.iter().enumerate() {
-                found |= equal(chunk) << (8 * i);
-            }
-        }
-    }
-    (found != 0).then(|| found.trailing_zeros() as usize)
-}
-
-/// [`position`] among exactly 32.
-#[inline(always)]
-pub fn position32(elements: &[u32; 32], wanted: u32) -> Option<usize> {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if avx2() {
-        // SAFETY: the CPU has AVX2.
-        return unsafe { position32_avx2(elements, wanted) };
-    }
-    elements.iter().position(|&element| element == wanted)
+        found << 8 | _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(chunk, each))) as u32
+    })
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx2,bmi1")]
+#[target_feature(enable = "avx2")]
 #[inline]
-fn position32_avx2(elements: &[u32; 32], wanted: u32) -> Option<usize> {
+fn matches_32(elements: &[u32; 32], wanted: u32) -> u32 {
     use std::arch::x86_64::*;
     let wanted = _mm256_set1_epi32(wanted as i32);
     let equal = |quarter: usize| {
@@ -147,8 +144,7 @@ fn position32_avx2(elements: &[u32; 32], wanted: u32) -> Option<usize> {
     let halves = (_mm256_packs_epi32(equal(0), equal(1)), _mm256_packs_epi32(equal(2), equal(3)));
     let bytes = _mm256_packs_epi16(halves.0, halves.1);
     let ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    let found = _mm256_movemask_epi8(ordered) as u32;
-    (found != 0).then(|| found.trailing_zeros() as usize)
+    _mm256_movemask_epi8(ordered) as u32
 }
 
 /// Defines a function whose body is compiled for AVX2 and for the baseline, chosen at run time.
@@ -184,20 +180,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_found_in_sets_of_any_size() {
-        for len in 0..=64usize {
-            let elements: Vec<u32> = (0..len as u32).map(|i| 100 + i).collect();
+    fn matches_are_found_in_sets_of_any_size() {
+        for len in 0..=32usize {
+            let elements: Vec<u32> = (0..len as u32).map(|i| 100 + i / 2).collect();
             for wanted in 99..102 + len as u32 {
-                let expected = elements.iter().position(|&element| element == wanted);
-                assert_eq!(position(&elements, wanted), expected, "{wanted} among {len}");
+                let expected = elements.iter().enumerate().map(|(i, &e)| u32::from(e == wanted) << i).sum::<u32>();
+                for level in [level(), Level { avx2: false }] {
+                    assert_eq!(matches(level, &elements, wanted), expected, "{wanted} among {len}");
+                }
             }
-            assert_eq!(position(&vec![5; len], 5), (len > 0).then_some(0));
         }
-        let elements: [u32; 32] = std::array::from_fn(|i| 100 + i as u32);
-        for wanted in 99..134 {
-            let expected = elements.iter().position(|&element| element == wanted);
-            assert_eq!(position32(&elements, wanted), expected, "{wanted}");
-        }
-        assert_eq!(position32(&[5; 32], 5), Some(0));
     }
 }
