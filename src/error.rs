@@ -1,5 +1,7 @@
 //! What can go wrong, in words that say what to do about it.
 
+use crate::engine::ClientId;
+
 /// Why a request was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -69,6 +71,20 @@ pub enum Error {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// A push names a client that is not open.
+    #[error("client {0} is not open here: it was closed, was idle for too long, or the shard has lost its state since; open a new client")]
+    UnknownClient(ClientId),
+    /// A push is so old that nobody knows whether it was applied.
+    #[error("push {sequence} is too old: only pushes from {oldest} on are remembered; it was not applied again")]
+    SequenceForgotten {
+        /// The push's sequence.
+        sequence: u64,
+        /// The oldest that is remembered.
+        oldest: u64,
+    },
+    /// There are as many open clients as there may be.
+    #[error("{0} clients are open, as many as there may be: close some, or wait until idle ones expire")]
+    TooManyClients(usize),
     /// The memory budget has no room for what the request needs.
     #[error(
         "out of memory budget: {needed} more bytes needed, {free} of {limit} free: raise the budget, drop a table, or use a lower precision"

@@ -47,12 +47,14 @@ mod cache;
 mod engine;
 mod error;
 mod memory;
+pub mod proto;
 pub mod numeric;
 mod table;
 
 pub use cache::{Policy, RoundingError, StatePrecision};
 pub use engine::{
-    Assign, Change, Engine, EngineConfig, LogHook, Lsn, PooledPull, Pooling, Pull, Push, Remove, Row, TableStats, Touch,
+    Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, PooledPull, Pooling, Pull, Push,
+    Pushed, Remove, Row, ScanCursor, TableStats, Touch,
 };
 pub use error::{Error, Result};
 pub use numeric::{Precision, Quantizer, Rounding};

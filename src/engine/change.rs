@@ -9,23 +9,42 @@ use super::apply::{self, Numbering, Visit};
 use super::partition::Partition;
 use super::route::Groups;
 use super::table::Table;
-use super::{Assign, Change, Engine, Lsn, Push, Remove, Touch};
+use super::order::Turn;
+use super::{Alteration, Assign, Change, ClientId, Engine, Lsn, Origin, Push, Remove, Touch};
 use crate::error::{Error, Result};
 use crate::numeric::Rule;
 use crate::table::{KeySpace, TableSpec};
 
+/// What became of a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pushed {
+    /// Its place in the order; of a duplicate, the place of the last change.
+    pub lsn: Lsn,
+    /// Whether it had been applied before, and was not applied again.
+    pub duplicate: bool,
+}
+
 impl Engine {
     /// Checks a change, puts it in order, and applies it. An error means that nothing was changed.
     pub fn apply(&self, change: &Change<'_>) -> Result<Lsn> {
+        Ok(self.apply_once(change)?.lsn)
+    }
+
+    fn apply_once(&self, change: &Change<'_>) -> Result<Pushed> {
+        let applied = |lsn| Pushed { lsn, duplicate: false };
         match *change {
-            Change::Create(spec) => self.apply_create(change, spec),
-            Change::Drop(name) => self.apply_drop(change, name),
-            Change::Push(pushes) => {
+            Change::Create(spec) => self.apply_create(change, spec).map(applied),
+            Change::Drop(name) => self.apply_drop(change, name).map(applied),
+            Change::Alter(name, alteration) => self.apply_alter(change, name, &alteration).map(applied),
+            Change::OpenClient(client) => self.apply_open(change, client).map(applied),
+            Change::CloseClient(client) => self.apply_close(change, client).map(applied),
+            Change::Push(pushes) | Change::PushOnce(_, pushes) => {
                 let tables = self.resolve(pushes.iter().map(|push| push.table))?;
                 let mut parts = Vec::with_capacity(pushes.len());
                 for (table, push) in tables.iter().zip(pushes) {
-                    let rule = self.check_push(table, push)?;
-                    parts.push(Part::new(self, table, push.keys, Action::Push(push.gradients, rule)));
+                    self.check_push(table, push)?;
+                    let action = Action::Push { push, rule: table.rule(push.learning_rate, push.step) };
+                    parts.push(Part::new(self, table, push.keys, action));
                 }
                 self.apply_parts(change, parts)
             }
@@ -74,6 +93,57 @@ impl Engine {
         self.apply(&Change::Push(pushes))
     }
 
+    /// Applies gradients, unless this push of this client was applied already. The client must be open.
+    pub fn push_once(&self, origin: Origin, pushes: &[Push<'_>]) -> Result<Pushed> {
+        self.apply_once(&Change::PushOnce(origin, pushes))
+    }
+
+    /// Remembers the pushes of a client from now on. Opening it again changes nothing.
+    pub fn open_client(&self, client: ClientId) -> Result<Lsn> {
+        self.apply(&Change::OpenClient(client))
+    }
+
+    /// Forgets a client. One that is not open is fine.
+    pub fn close_client(&self, client: ClientId) -> Result<Lsn> {
+        self.apply(&Change::CloseClient(client))
+    }
+
+    /// Changes hyper-parameters of a table.
+    pub fn alter(&self, table: &str, alteration: Alteration) -> Result<Lsn> {
+        self.apply(&Change::Alter(table, alteration))
+    }
+
+    /// Waits until every change that has its place is applied. Returns the place of the last.
+    pub fn flush(&self) -> Lsn {
+        let turn = self.order.turn();
+        let last = turn.last();
+        turn.walk(&self.partitions, |_, _| {});
+        last
+    }
+
+    fn apply_open(&self, change: &Change<'_>, client: ClientId) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        if turn.clients().is_open(client) {
+            return Ok(turn.last());
+        }
+        if turn.clients().len() >= self.config.max_clients {
+            return Err(Error::TooManyClients(self.config.max_clients));
+        }
+        let lsn = turn.place(change)?;
+        turn.clients().open(client, self.partitions.len());
+        Ok(lsn)
+    }
+
+    fn apply_close(&self, change: &Change<'_>, client: ClientId) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        if !turn.clients().is_open(client) {
+            return Ok(turn.last());
+        }
+        let lsn = turn.place(change)?;
+        turn.clients().close(client);
+        Ok(lsn)
+    }
+
     /// Brings rows into the cache, ahead of a push.
     pub fn touch(&self, touches: &[Touch<'_>]) -> Result<Lsn> {
         self.apply(&Change::Touch(touches))
@@ -90,13 +160,25 @@ impl Engine {
     }
 
     /// Orders and applies a change of rows that was checked.
-    fn apply_parts(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
+    fn apply_parts(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Pushed> {
         if !self.promise_room(&mut parts)? {
             return self.apply_growing(change, parts);
         }
         let mut turn = self.order.turn();
-        let lsn = match still_there(&parts).and_then(|()| turn.place(change)) {
-            Ok(lsn) => lsn,
+        let lsn = match self.recognise(change, &mut turn, &mut parts) {
+            Ok(Recognised::New(to)) => match self.place(change, &mut turn, &mut parts, &to) {
+                Ok(lsn) => lsn,
+                Err(error) => {
+                    drop(turn);
+                    self.release_room(&mut parts);
+                    return Err(error);
+                }
+            },
+            Ok(Recognised::Duplicate) => {
+                drop(turn);
+                self.release_room(&mut parts);
+                return Ok(Pushed { lsn: self.flush(), duplicate: true });
+            }
             Err(error) => {
                 drop(turn);
                 self.release_room(&mut parts);
@@ -116,6 +198,37 @@ impl Engine {
             }),
         }
         unfinished.done();
+        Ok(Pushed { lsn, duplicate: false })
+    }
+
+    /// Whether a change is new, under the lock that orders changes: nothing can come between this and its place.
+    fn recognise(&self, change: &Change<'_>, turn: &mut Turn<'_>, parts: &mut [Part<'_>]) -> Result<Recognised> {
+        still_there(parts)?;
+        let Change::PushOnce(origin, _) = *change else { return Ok(Recognised::New(Vec::new())) };
+        let has_keys = |&place: &usize| parts.iter().any(|part| !part.groups.of(place).is_empty());
+        let to: Vec<usize> = (0..self.partitions.len()).filter(has_keys).collect();
+        let applied = turn.clients().applied(origin, &to)?;
+        if !to.is_empty() && to.iter().all(|&place| applied[place]) {
+            return Ok(Recognised::Duplicate);
+        }
+        for part in parts {
+            part.applied = applied.clone();
+        }
+        Ok(Recognised::New(to))
+    }
+
+    /// Gives a new change its place, and what it needs to know of the changes before it.
+    fn place(&self, change: &Change<'_>, turn: &mut Turn<'_>, parts: &mut [Part<'_>], to: &[usize]) -> Result<Lsn> {
+        let lsn = turn.place(change)?;
+        if let Change::PushOnce(origin, _) = *change {
+            turn.clients().mark(origin, to);
+        }
+        for part in parts {
+            // An alteration may have come between the check and this.
+            if let Action::Push { push, rule } = &mut part.action {
+                *rule = part.table.rule(push.learning_rate, push.step);
+            }
+        }
         Ok(lsn)
     }
 
@@ -164,20 +277,26 @@ impl Engine {
 
     /// Orders and applies a change that needs more memory. How much depends on which of its keys are new, and that is
     /// only certain when no other change can come between: everything waits until this one is applied.
-    fn apply_growing(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Lsn> {
+    fn apply_growing(&self, change: &Change<'_>, mut parts: Vec<Part<'_>>) -> Result<Pushed> {
         let mut turn = self.order.turn();
-        still_there(&parts)?;
+        let to = match self.recognise(change, &mut turn, &mut parts)? {
+            Recognised::New(to) => to,
+            Recognised::Duplicate => {
+                drop(turn);
+                return Ok(Pushed { lsn: self.flush(), duplicate: true });
+            }
+        };
         let mut held = turn.take_all(&self.partitions);
         match self.grow(&mut parts, &mut held, false) {
             Err(Error::OutOfMemory { .. }) => self.grow(&mut parts, &mut held, true)?,
             other => other?,
         }
-        let lsn = turn.place(change)?;
+        let lsn = self.place(change, &mut turn, &mut parts, &to)?;
         drop(turn);
         let unfinished = Unfinished(lsn);
         self.apply_to_all(&parts, &mut held);
         unfinished.done();
-        Ok(lsn)
+        Ok(Pushed { lsn, duplicate: false })
     }
 
     /// Makes room for the keys that are new. The whole need is charged at once, so that a refusal leaves nothing behind.
@@ -219,6 +338,14 @@ impl Engine {
     }
 }
 
+/// Whether a change was seen before.
+enum Recognised {
+    /// It was not; for a push of a client, with the places of the partitions that it goes to.
+    New(Vec<usize>),
+    /// All its partitions have applied it.
+    Duplicate,
+}
+
 type Guard<'a> = RwLockWriteGuard<'a, Partition>;
 
 /// A change that has its place and is being applied. If that fails half-way the partitions are not what the log says,
@@ -254,10 +381,15 @@ struct Part<'a> {
     action: Action<'a>,
     /// By place: the room promised to new keys of a hashed table.
     promised: Vec<u32>,
+    /// By place: whether the partition has applied this push already. Empty is no.
+    applied: Vec<bool>,
 }
 
 enum Action<'a> {
-    Push(&'a [f32], Rule),
+    Push {
+        push: &'a Push<'a>,
+        rule: Rule,
+    },
     Touch,
     Assign(&'a [f32], Option<&'a [f32]>),
     Remove,
@@ -267,7 +399,7 @@ impl<'a> Part<'a> {
     fn new(engine: &Engine, table: &'a Table, keys: &'a [u64], action: Action<'a>) -> Part<'a> {
         let mut groups = Groups::default();
         groups.fill(&engine.route, table.keys(), keys);
-        Part { table, keys, groups, action, promised: Vec::new() }
+        Part { table, keys, groups, action, promised: Vec::new(), applied: Vec::new() }
     }
 
     fn may_add_keys(&self) -> bool {
@@ -284,7 +416,8 @@ impl<'a> Part<'a> {
         let numbering = Numbering { seed, partition: *id, next: write_backs };
         let visit = |update| Visit { table: self.table, keys: self.keys, positions, update };
         match self.action {
-            Action::Push(gradients, rule) => apply::push(part, &visit(Some((gradients, rule))), numbering),
+            _ if self.applied.get(place).is_some_and(|&applied| applied) => {}
+            Action::Push { push, rule } => apply::push(part, &visit(Some((push.gradients, rule))), numbering),
             Action::Touch => apply::push(part, &visit(None), numbering),
             Action::Assign(weights, state) => {
                 apply::assign(part, self.table, self.keys, weights, state, positions, numbering);

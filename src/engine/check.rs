@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::table::Table;
 use super::{Assign, Engine, PooledPull, Pooling, Push};
 use crate::error::{Error, Result};
-use crate::numeric::Rule;
 use crate::numeric::float::all_finite;
 
 impl Engine {
@@ -30,13 +29,12 @@ impl Engine {
         self.route.check(table.name(), table.keys(), keys)
     }
 
-    /// Checks a push, and works out its rule.
-    pub(super) fn check_push(&self, table: &Table, push: &Push<'_>) -> Result<Rule> {
+    /// Checks a push.
+    pub(super) fn check_push(&self, table: &Table, push: &Push<'_>) -> Result<()> {
         expect_len(table.name(), "gradients", push.keys.len() * table.dim(), push.gradients.len())?;
         self.check_keys(table, push.keys)?;
         let invalid = |reason: &str| Err(Error::InvalidRequest { table: table.name().into(), reason: reason.into() });
-        let lr = push.learning_rate.unwrap_or(table.spec.learning_rate);
-        if !(lr.is_finite() && lr >= 0.0) {
+        if push.learning_rate.is_some_and(|lr| !(lr.is_finite() && lr >= 0.0)) {
             return invalid("the learning rate must be finite and not negative");
         }
         if table.spec.optimizer.needs_step() && push.step.unwrap_or(0) == 0 {
@@ -45,8 +43,7 @@ impl Engine {
         if !all_finite(push.gradients) {
             return Err(Error::NotFinite { table: table.name().into(), what: "gradients" });
         }
-        let spec = &table.spec;
-        Ok(spec.optimizer.rule(lr, spec.weight_decay, spec.clip_norm, push.step.unwrap_or(0)))
+        Ok(())
     }
 
     /// Checks an assignment.

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::table::Table;
-use super::{Change, Engine, Lsn};
+use super::table::{Hyper, Table};
+use parking_lot::RwLock;
+
+use super::{Alteration, Change, Engine, Lsn};
 use crate::cache::{Directory, HostPool, Pool};
 use crate::error::{Error, Result};
 use crate::memory::{Mapping, Region};
@@ -24,7 +26,8 @@ impl Engine {
         }
         let mut turn = self.order.turn();
         if let Ok(existing) = self.table(&spec.name) {
-            return if existing.spec == *spec { Ok(turn.last()) } else { Err(Error::TableExists(spec.name.clone())) };
+            let same = existing.spec == *spec || existing.current_spec() == *spec;
+            return if same { Ok(turn.last()) } else { Err(Error::TableExists(spec.name.clone())) };
         }
         let cache_rows: u64 = self.route.owned().iter().map(|&p| shape.cache_rows_in(p, partitions)).sum();
         if cache_rows > u64::from(u32::MAX) {
@@ -71,6 +74,7 @@ impl Engine {
         let table = Table {
             id: self.next_table.fetch_add(1, Ordering::Relaxed),
             spec: spec.clone(),
+            hyper: RwLock::new(Hyper::of(spec)),
             shape,
             initial: Initial::new(spec.initializer, spec.rows(), self.config.seed, hash::table_tag(&spec.name)),
             pool,
@@ -118,6 +122,22 @@ impl Engine {
         // Giving memory back takes time; no partition is held any more.
         drop(gone);
         self.budget.give_back(bytes);
+        Ok(lsn)
+    }
+
+    /// Changes hyper-parameters. Pushes that are ordered later use the new ones.
+    pub(super) fn apply_alter(&self, change: &Change<'_>, name: &str, alteration: &Alteration) -> Result<Lsn> {
+        let mut turn = self.order.turn();
+        let table = self.table(name)?;
+        let mut hyper = *table.hyper.read();
+        hyper.learning_rate = alteration.learning_rate.unwrap_or(hyper.learning_rate);
+        hyper.weight_decay = alteration.weight_decay.unwrap_or(hyper.weight_decay);
+        hyper.clip_norm = alteration.clip_norm.unwrap_or(hyper.clip_norm);
+        let Hyper { learning_rate, weight_decay, clip_norm } = hyper;
+        TableSpec { learning_rate, weight_decay, clip_norm, ..table.spec.clone() }
+            .shape(self.config.small_table_bytes)?;
+        let lsn = turn.place(change)?;
+        *table.hyper.write() = hyper;
         Ok(lsn)
     }
 }

@@ -7,6 +7,7 @@
 mod apply;
 mod change;
 mod check;
+mod clients;
 mod create;
 mod distinct;
 mod order;
@@ -15,6 +16,7 @@ mod pull;
 mod read;
 mod request;
 mod route;
+mod scan;
 mod stats;
 mod table;
 
@@ -33,9 +35,12 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::table::{SMALL_TABLE_BYTES, TableSpec};
 
+pub use self::change::Pushed;
+pub use self::clients::{ClientId, Origin};
 pub use self::order::LogHook;
 pub use self::pull::Row;
-pub use self::request::{Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, Touch};
+pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, Touch};
+pub use self::scan::ScanCursor;
 pub use self::stats::TableStats;
 
 /// Requests of fewer rows run on the thread that brings them.
@@ -56,6 +61,8 @@ pub struct EngineConfig {
     pub memory_budget: Option<u64>,
     /// Dense tables that take fewer bytes at f32 stay f32.
     pub small_table_bytes: u64,
+    /// How many clients may be open at once.
+    pub max_clients: usize,
 }
 
 impl Default for EngineConfig {
@@ -67,6 +74,7 @@ impl Default for EngineConfig {
             threads: 0,
             memory_budget: None,
             small_table_bytes: SMALL_TABLE_BYTES,
+            max_clients: 65_536,
         }
     }
 }
@@ -139,6 +147,11 @@ impl Engine {
         self.order.last()
     }
 
+    /// How many clients are open.
+    pub fn open_clients(&self) -> usize {
+        self.order.open_clients()
+    }
+
     /// Bytes that tables have taken from the memory budget.
     pub fn memory_used(&self) -> u64 {
         self.budget.used()
@@ -156,9 +169,9 @@ impl Engine {
         names
     }
 
-    /// The spec that a table was created with.
+    /// A table as it is now.
     pub fn spec(&self, table: &str) -> Result<TableSpec> {
-        Ok(self.table(table)?.spec.clone())
+        Ok(self.table(table)?.current_spec())
     }
 
     fn table(&self, name: &str) -> Result<Arc<Table>> {

@@ -7,6 +7,7 @@
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
+use super::clients::Clients;
 use super::partition::Partition;
 use super::request::{Change, Lsn};
 use crate::error::{Error, Result};
@@ -25,6 +26,7 @@ pub struct Order {
 struct State {
     last: Lsn,
     log: Option<LogHook>,
+    clients: Clients,
 }
 
 /// The right to put one change in order.
@@ -35,7 +37,7 @@ pub struct Turn<'a> {
 impl Order {
     /// No change yet.
     pub fn new() -> Order {
-        Order { state: Mutex::new(State { last: Lsn(0), log: None }) }
+        Order { state: Mutex::new(State { last: Lsn(0), log: None, clients: Clients::default() }) }
     }
 
     /// Hands every change from now on to `log` before it is applied.
@@ -48,6 +50,11 @@ impl Order {
         self.state.lock().last
     }
 
+    /// How many clients are open.
+    pub fn open_clients(&self) -> usize {
+        self.state.lock().clients.len()
+    }
+
     /// Waits for the right to put a change in order.
     pub fn turn(&self) -> Turn<'_> {
         Turn { state: self.state.lock() }
@@ -58,6 +65,11 @@ impl Turn<'_> {
     /// The place of the last change.
     pub fn last(&self) -> Lsn {
         self.state.last
+    }
+
+    /// Whose pushes are remembered.
+    pub fn clients(&mut self) -> &mut Clients {
+        &mut self.state.clients
     }
 
     /// Gives the change its place, or refuses it.

@@ -105,13 +105,16 @@ impl Engine {
     pub fn digests(&self) -> Vec<(u32, u64)> {
         let mut tables: Vec<Arc<Table>> = self.tables.iter().map(|entry| Arc::clone(entry.value())).collect();
         tables.sort_by(|a, b| a.name().cmp(b.name()));
-        let digest = |partition: &RwLock<Partition>| {
+        // Taken before the partitions, as changes do.
+        let mut turn = self.order.turn();
+        let digest = |(place, partition): (usize, &RwLock<Partition>)| {
             let partition = partition.read();
             let mut hasher = Xxh3Default::new();
             pull::digest(&partition, &tables, |bytes| hasher.update(bytes));
+            turn.clients().digest(place, |bytes| hasher.update(bytes));
             (partition.id, hasher.digest())
         };
-        self.partitions.iter().map(digest).collect()
+        self.partitions.iter().enumerate().map(digest).collect()
     }
 
     /// The next write-back number of a partition that is owned here.

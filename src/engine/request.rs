@@ -1,5 +1,6 @@
 //! What can be asked of the engine.
 
+use super::clients::{ClientId, Origin};
 use crate::table::TableSpec;
 
 /// The place of a change in the engine's one order.
@@ -85,6 +86,17 @@ pub struct Remove<'a> {
     pub keys: &'a [u64],
 }
 
+/// What can be changed of a table while it is in use. `None` leaves it as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Alteration {
+    /// The learning rate, where a push does not bring its own.
+    pub learning_rate: Option<f32>,
+    /// The weight decay.
+    pub weight_decay: Option<f32>,
+    /// The largest L2 norm of a row's gradient; `Some(None)` is no limit any more.
+    pub clip_norm: Option<Option<f32>>,
+}
+
 /// Everything that alters state. The same changes in the same order give the same bits.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
@@ -94,10 +106,18 @@ pub enum Change<'a> {
     Drop(&'a str),
     /// Apply gradients.
     Push(&'a [Push<'a>]),
+    /// Apply gradients, unless they were applied already.
+    PushOnce(Origin, &'a [Push<'a>]),
     /// Bring rows into the cache.
     Touch(&'a [Touch<'a>]),
     /// Set rows.
     Assign(&'a [Assign<'a>]),
     /// Forget rows.
     Remove(&'a [Remove<'a>]),
+    /// Change a table's hyper-parameters.
+    Alter(&'a str, Alteration),
+    /// Remember the pushes of a client from now on.
+    OpenClient(ClientId),
+    /// Forget a client.
+    CloseClient(ClientId),
 }

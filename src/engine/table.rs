@@ -2,15 +2,20 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use parking_lot::RwLock;
+
 use crate::cache::{Pool, RowLayout};
+use crate::numeric::Rule;
 use crate::table::{ChunkSource, Initial, KeySpace, Shape, TableSpec};
 
 /// A live table. Its parts are in the partitions, under their locks, at index `id`.
 pub struct Table {
     /// Where its parts are in every partition. Never reused.
     pub id: usize,
-    /// As its user described it.
+    /// As its user described it when it was made.
     pub spec: TableSpec,
+    /// What an alteration can change.
+    pub hyper: RwLock<Hyper>,
     /// What follows from the spec.
     pub shape: Shape,
     /// What untrained rows read as.
@@ -29,7 +34,38 @@ pub struct Table {
     pub pull_misses: AtomicU64,
 }
 
+/// Hyper-parameters that can be changed while a table is in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hyper {
+    /// Where a push brings none of its own.
+    pub learning_rate: f32,
+    /// L2 weight decay.
+    pub weight_decay: f32,
+    /// The largest L2 norm of a row's gradient.
+    pub clip_norm: Option<f32>,
+}
+
+impl Hyper {
+    /// Those of a spec.
+    pub fn of(spec: &TableSpec) -> Hyper {
+        Hyper { learning_rate: spec.learning_rate, weight_decay: spec.weight_decay, clip_norm: spec.clip_norm }
+    }
+}
+
 impl Table {
+    /// As it is now.
+    pub fn current_spec(&self) -> TableSpec {
+        let Hyper { learning_rate, weight_decay, clip_norm } = *self.hyper.read();
+        TableSpec { learning_rate, weight_decay, clip_norm, ..self.spec.clone() }
+    }
+
+    /// The arithmetic of a push that was checked.
+    pub fn rule(&self, learning_rate: Option<f32>, step: Option<u64>) -> Rule {
+        let hyper = *self.hyper.read();
+        let rate = learning_rate.unwrap_or(hyper.learning_rate);
+        self.spec.optimizer.rule(rate, hyper.weight_decay, hyper.clip_norm, step.unwrap_or(0))
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.spec.name

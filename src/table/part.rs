@@ -3,6 +3,8 @@
 use super::index::{Growth, Index, KEY_BYTES};
 use super::rows::{ChunkSource, Rows};
 use super::{Initial, KeySpace, Shape};
+use std::collections::BTreeSet;
+
 use crate::budget::Budget;
 use crate::cache::{Directory, Policy, RoundingError, Tags};
 use crate::error::Result;
@@ -277,6 +279,21 @@ impl TablePart {
             Keys::Hashed(index) => {
                 let (rows, bytes) = self.rows.chunk();
                 (self.rows.capacity() / rows) as u64 * bytes + index.charged()
+            }
+        }
+    }
+
+    /// Rows from `first` on that were ever trained or set, with their keys: those that are stored or cached.
+    pub fn trained(&self, first: u32) -> Box<dyn Iterator<Item = (u64, u32)> + '_> {
+        match &self.keys {
+            Keys::Dense { rows, .. } => {
+                let cached: BTreeSet<u32> =
+                    (0..self.directory.slots()).filter_map(|slot| self.directory.row_at(slot)).collect();
+                let trained = move |&row: &u32| self.rows.is_stored(row) || cached.contains(&row);
+                Box::new((first..*rows as u32).filter(trained).map(|row| (self.key_of(row), row)))
+            }
+            Keys::Hashed(index) => {
+                Box::new(index.entries(&self.rows).into_iter().filter(move |&(_, row)| row >= first))
             }
         }
     }
