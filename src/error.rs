@@ -72,7 +72,9 @@ pub enum Error {
         reason: String,
     },
     /// A push names a client that is not open.
-    #[error("client {0} is not open here: it was closed, was idle for too long, or the shard has lost its state since; open a new client")]
+    #[error(
+        "client {0} is not open here: it was closed, was idle for too long, or the shard has lost its state since; open a new client"
+    )]
     UnknownClient(ClientId),
     /// A push is so old that nobody knows whether it was applied.
     #[error("push {sequence} is too old: only pushes from {oldest} on are remembered; it was not applied again")]

@@ -44,17 +44,22 @@ compile_error!("rows are stored little-endian and stepped in place: big-endian m
 
 mod budget;
 mod cache;
+pub mod cli;
+pub mod client;
+pub mod cluster;
 mod engine;
 mod error;
 mod memory;
-pub mod proto;
 pub mod numeric;
+pub mod proto;
+pub mod server;
 mod table;
+mod wire;
 
 pub use cache::{Policy, RoundingError, StatePrecision};
 pub use engine::{
     Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, PooledPull, Pooling, Pull, Push,
-    Pushed, Remove, Row, ScanCursor, TableStats, Touch,
+    Pushed, Remove, Row, RowFormat, ScanCursor, TableStats, Touch,
 };
 pub use error::{Error, Result};
 pub use numeric::{Precision, Quantizer, Rounding};

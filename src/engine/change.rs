@@ -6,10 +6,10 @@ use parking_lot::RwLockWriteGuard;
 use rayon::prelude::*;
 
 use super::apply::{self, Numbering, Visit};
+use super::order::Turn;
 use super::partition::Partition;
 use super::route::Groups;
 use super::table::Table;
-use super::order::Turn;
 use super::{Alteration, Assign, Change, ClientId, Engine, Lsn, Origin, Push, Remove, Touch};
 use crate::error::{Error, Result};
 use crate::numeric::Rule;
@@ -386,10 +386,7 @@ struct Part<'a> {
 }
 
 enum Action<'a> {
-    Push {
-        push: &'a Push<'a>,
-        rule: Rule,
-    },
+    Push { push: &'a Push<'a>, rule: Rule },
     Touch,
     Assign(&'a [f32], Option<&'a [f32]>),
     Remove,

@@ -64,29 +64,32 @@ impl Engine {
 
     /// Checks a pooled pull.
     pub(super) fn check_pooled(&self, table: &Table, pull: &PooledPull<'_>) -> Result<()> {
-        let invalid = |reason: String| Err(Error::InvalidRequest { table: table.name().into(), reason });
-        if let Some(weights) = pull.weights {
-            if pull.pooling != Pooling::Sum {
-                return invalid("weights go with sum pooling only".into());
-            }
-            expect_len(table.name(), "weights", pull.keys.len(), weights.len())?;
-            if !all_finite(weights) {
-                return Err(Error::NotFinite { table: table.name().into(), what: "weights" });
-            }
-        }
-        match pull.offsets {
-            [] if pull.keys.is_empty() => {}
-            [0, ..] => {}
-            _ => return invalid("offsets must start with 0".into()),
-        }
-        if !pull.offsets.is_sorted() || pull.offsets.last().is_some_and(|&last| last > pull.keys.len() as u64) {
-            return invalid(format!(
-                "offsets must not decrease and not exceed the number of keys, {}",
-                pull.keys.len()
-            ));
-        }
+        check_bags(table.name(), pull.keys.len(), pull.offsets, pull.weights, pull.pooling)?;
         self.check_keys(table, pull.keys)
     }
+}
+
+/// Checks how `keys` keys are put in bags.
+pub fn check_bags(table: &str, keys: usize, offsets: &[u64], weights: Option<&[f32]>, pooling: Pooling) -> Result<()> {
+    let invalid = |reason: String| Err(Error::InvalidRequest { table: table.into(), reason });
+    if let Some(weights) = weights {
+        if pooling != Pooling::Sum {
+            return invalid("weights go with sum pooling only".into());
+        }
+        expect_len(table, "weights", keys, weights.len())?;
+        if !all_finite(weights) {
+            return Err(Error::NotFinite { table: table.into(), what: "weights" });
+        }
+    }
+    match offsets {
+        [] if keys == 0 => {}
+        [0, ..] => {}
+        _ => return invalid("offsets must start with 0".into()),
+    }
+    if !offsets.is_sorted() || offsets.last().is_some_and(|&last| last > keys as u64) {
+        return invalid(format!("offsets must not decrease and not exceed the number of keys, {keys}"));
+    }
+    Ok(())
 }
 
 pub(super) fn expect_len(table: &str, what: &'static str, expected: usize, actual: usize) -> Result<()> {

@@ -14,7 +14,7 @@ pub struct Distinct {
     /// How often each appears.
     pub times: Vec<u32>,
     /// For each position of the group, which distinct key it is.
-    which: Vec<u32>,
+    pub which: Vec<u32>,
     /// An open hash table of indices into `keys`, plus one.
     buckets: Vec<u32>,
     /// Where each key's group starts, while groups are made.

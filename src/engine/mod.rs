@@ -9,13 +9,13 @@ mod change;
 mod check;
 mod clients;
 mod create;
-mod distinct;
+pub(crate) mod distinct;
 mod order;
 mod partition;
 mod pull;
 mod read;
 mod request;
-mod route;
+pub(crate) mod route;
 mod scan;
 mod stats;
 mod table;
@@ -36,10 +36,11 @@ use crate::error::{Error, Result};
 use crate::table::{SMALL_TABLE_BYTES, TableSpec};
 
 pub use self::change::Pushed;
+pub(crate) use self::check::check_bags;
 pub use self::clients::{ClientId, Origin};
 pub use self::order::LogHook;
 pub use self::pull::Row;
-pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, Touch};
+pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, RowFormat, Touch};
 pub use self::scan::ScanCursor;
 pub use self::stats::TableStats;
 
@@ -160,6 +161,11 @@ impl Engine {
     /// The partition of a key of a table.
     pub fn partition_of(&self, table: &str, key: u64) -> Result<u32> {
         Ok(self.route.partition(self.table(table)?.keys(), key))
+    }
+
+    /// The numbers in a row of a table.
+    pub fn dim(&self, table: &str) -> Result<usize> {
+        Ok(self.table(table)?.dim())
     }
 
     /// The names of all tables, sorted.

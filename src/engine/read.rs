@@ -1,5 +1,6 @@
 //! The engine's reading methods: locks, jobs, and what they are handed.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -9,57 +10,96 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::partition::Partition;
 use super::pull::{self, Bags, Held};
 use super::table::Table;
-use super::{Engine, PooledPull, Pooling, Pull, Row, check};
+use super::{Engine, PooledPull, Pooling, Pull, Row, RowFormat, check};
 use crate::error::{Error, Result};
+use crate::numeric::format::encode_rows;
+use crate::numeric::{Noise, Rounding};
 
 /// Rows of one piece of work for the compute threads.
 const JOB_ROWS: usize = 1024;
+/// Rows that are read at f32 before they are encoded for the caller: few enough to stay in the inner caches.
+const ENCODED_ROWS: usize = 128;
+
+thread_local! {
+    static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets `read` fill `count` rows at f32, and encodes them into `out`.
+fn encoded(format: RowFormat, dim: usize, count: usize, out: &mut [u8], read: impl FnOnce(&mut [f32])) {
+    ROWS.with_borrow_mut(|rows| {
+        rows.resize(count * dim, 0.0);
+        read(rows);
+        // Rounding to nearest takes no random numbers.
+        let noise = Noise { seed: 0, partition: 0, write_back: 0 };
+        encode_rows(format.weights(), dim, rows, Rounding::Nearest, noise, out);
+    });
+}
 
 impl Engine {
     /// Reads rows: those of the first table, in the order of its keys, then those of the next. `out` has `dim` numbers
     /// for every key. Changes nothing but the counters of hits and misses.
     pub fn pull(&self, pulls: &[Pull<'_>], out: &mut [f32]) -> Result<()> {
+        self.pull_as(RowFormat::F32, pulls, bytemuck::cast_slice_mut(out))
+    }
+
+    /// Reads bags of rows as one row each, table after table. `out` has `dim` numbers for every bag.
+    pub fn pull_pooled(&self, pulls: &[PooledPull<'_>], out: &mut [f32]) -> Result<()> {
+        self.pull_pooled_as(RowFormat::F32, pulls, bytemuck::cast_slice_mut(out))
+    }
+
+    /// [`Engine::pull`] in another format. For f32, `out` must be aligned to four bytes.
+    pub fn pull_as(&self, format: RowFormat, pulls: &[Pull<'_>], out: &mut [u8]) -> Result<()> {
         let tables = pulls.iter().map(|pull| self.table(pull.table)).collect::<Result<Vec<_>>>()?;
         for (table, pull) in tables.iter().zip(pulls) {
             self.check_keys(table, pull.keys)?;
         }
-        self.check_out(&tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
+        self.check_out(format, &tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
         let held = self.hold(&tables, &guards)?;
 
         let mut jobs = Vec::new();
         let mut rest = out;
         for (held, pull) in held.iter().zip(pulls) {
-            let dim = held.table.dim();
-            let (mine, others) = rest.split_at_mut(pull.keys.len() * dim);
+            let row_bytes = format.row_bytes(held.table.dim());
+            let (mine, others) = rest.split_at_mut(pull.keys.len() * row_bytes);
             rest = others;
-            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * dim)) {
+            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * row_bytes)) {
                 jobs.push((held, keys, out));
             }
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.each_job(rows, jobs, |(held, keys, out)| {
-            let hits = pull::rows(held, keys, out);
+            let dim = held.table.dim();
+            let mut hits = 0;
+            match format {
+                RowFormat::F32 => hits = pull::rows(held, keys, bytemuck::cast_slice_mut(out)),
+                _ => {
+                    let out = out.chunks_mut(ENCODED_ROWS * format.row_bytes(dim));
+                    for (keys, out) in keys.chunks(ENCODED_ROWS).zip(out) {
+                        encoded(format, dim, keys.len(), out, |rows| hits += pull::rows(held, keys, rows));
+                    }
+                }
+            }
             held.table.count_pull(hits, keys.len() as u64 - hits);
         });
         Ok(())
     }
 
-    /// Reads bags of rows as one row each, table after table. `out` has `dim` numbers for every bag.
-    pub fn pull_pooled(&self, pulls: &[PooledPull<'_>], out: &mut [f32]) -> Result<()> {
+    /// [`Engine::pull_pooled`] in another format. For f32, `out` must be aligned to four bytes.
+    pub fn pull_pooled_as(&self, format: RowFormat, pulls: &[PooledPull<'_>], out: &mut [u8]) -> Result<()> {
         let tables = pulls.iter().map(|pull| self.table(pull.table)).collect::<Result<Vec<_>>>()?;
         for (table, pull) in tables.iter().zip(pulls) {
             self.check_pooled(table, pull)?;
         }
-        self.check_out(&tables, pulls.iter().map(|pull| pull.offsets.len()), out)?;
+        self.check_out(format, &tables, pulls.iter().map(|pull| pull.offsets.len()), out)?;
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
         let held = self.hold(&tables, &guards)?;
 
         let mut jobs = Vec::new();
         let mut rest = out;
         for (held, pull) in held.iter().zip(pulls) {
-            let dim = held.table.dim();
-            let (mine, others) = rest.split_at_mut(pull.offsets.len() * dim);
+            let row_bytes = format.row_bytes(held.table.dim());
+            let (mine, others) = rest.split_at_mut(pull.offsets.len() * row_bytes);
             rest = others;
             let mut out = mine;
             let mut first = 0;
@@ -70,7 +110,7 @@ impl Engine {
                 let bags = pull.offsets[first..].iter().take_while(full).take(JOB_ROWS).count().max(1);
                 let end = pull.offsets.get(first + bags).map_or(pull.keys.len(), |&end| end as usize);
                 let range = base as usize..end;
-                let (mine, others) = out.split_at_mut(bags * dim);
+                let (mine, others) = out.split_at_mut(bags * row_bytes);
                 out = others;
                 let bags_here = Bags {
                     keys: &pull.keys[range.clone()],
@@ -85,7 +125,13 @@ impl Engine {
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.each_job(rows, jobs, |(held, bags, out)| {
-            let hits = pull::pooled(held, &bags, out);
+            let mut hits = 0;
+            match format {
+                RowFormat::F32 => hits = pull::pooled(held, &bags, bytemuck::cast_slice_mut(out)),
+                _ => encoded(format, held.table.dim(), bags.offsets.len(), out, |rows| {
+                    hits = pull::pooled(held, &bags, rows);
+                }),
+            }
             held.table.count_pull(hits, bags.keys.len() as u64 - hits);
         });
         Ok(())
@@ -123,13 +169,27 @@ impl Engine {
         Some(self.partitions[place].read().write_backs)
     }
 
-    fn check_out(&self, tables: &[Arc<Table>], rows: impl Iterator<Item = usize>, out: &[f32]) -> Result<()> {
-        let expected = tables.iter().zip(rows).map(|(table, rows)| rows * table.dim()).sum();
-        if expected == out.len() {
+    fn check_out(
+        &self,
+        format: RowFormat,
+        tables: &[Arc<Table>],
+        rows: impl Iterator<Item = usize>,
+        out: &[u8],
+    ) -> Result<()> {
+        let expected = tables.iter().zip(rows).map(|(table, rows)| rows * format.row_bytes(table.dim())).sum();
+        let aligned = format != RowFormat::F32 || out.as_ptr().cast::<f32>().is_aligned();
+        if expected == out.len() && aligned {
             return Ok(());
         }
-        let named = tables.iter().map(|table| table.name()).collect::<Vec<_>>();
-        check::expect_len(&named.join(", "), "out", expected, out.len())
+        let named = tables.iter().map(|table| table.name()).collect::<Vec<_>>().join(", ");
+        if !aligned {
+            let reason = "out must be aligned to four bytes".into();
+            return Err(Error::InvalidRequest { table: named, reason });
+        }
+        match format {
+            RowFormat::F32 => check::expect_len(&named, "out", expected / 4, out.len() / 4),
+            _ => check::expect_len(&named, "bytes of out", expected, out.len()),
+        }
     }
 
     /// Shared locks of the partitions that hold these keys, from the first to the last.

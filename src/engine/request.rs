@@ -1,6 +1,8 @@
 //! What can be asked of the engine.
 
 use super::clients::{ClientId, Origin};
+use crate::numeric::WeightFormat;
+use crate::numeric::format::{decode_rows, names};
 use crate::table::TableSpec;
 
 /// The place of a change in the engine's one order.
@@ -39,6 +41,47 @@ pub struct PooledPull<'a> {
     /// How a bag becomes one row.
     pub pooling: Pooling,
 }
+
+/// How rows are handed out. Narrower ones are rounded to nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RowFormat {
+    /// Four bytes a number.
+    #[default]
+    F32,
+    /// Two bytes a number, IEEE half precision.
+    F16,
+    /// Two bytes a number, the upper half of an f32.
+    Bf16,
+    /// A bf16 scale, then a signed byte a number: value = byte * scale.
+    Int8,
+}
+
+impl RowFormat {
+    /// Bytes of a row of `dim` numbers.
+    pub fn row_bytes(self, dim: usize) -> usize {
+        self.weights().bytes(dim)
+    }
+
+    pub(super) fn weights(self) -> WeightFormat {
+        match self {
+            RowFormat::F32 => WeightFormat::F32,
+            RowFormat::F16 => WeightFormat::F16,
+            RowFormat::Bf16 => WeightFormat::Bf16,
+            RowFormat::Int8 => WeightFormat::Int8Symmetric,
+        }
+    }
+
+    /// Reads rows of `dim` numbers. `out` has as many rows as `bytes`.
+    pub fn decode(self, bytes: &[u8], dim: usize, out: &mut [f32]) {
+        match self {
+            // Little-endian on both sides.
+            RowFormat::F32 => bytemuck::cast_slice_mut(out).copy_from_slice(bytes),
+            _ => decode_rows(self.weights(), dim, bytes, out),
+        }
+    }
+}
+
+names!(RowFormat, "wire precision", F32 = "f32", F16 = "f16", Bf16 = "bf16", Int8 = "int8");
 
 /// Gradients for rows of one table.
 #[derive(Clone, Copy, Debug, Default)]

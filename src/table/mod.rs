@@ -9,9 +9,11 @@ mod optimizer;
 mod part;
 mod rows;
 mod spec;
+mod text;
 
 pub use initializer::{Initial, Initializer};
 pub use optimizer::Optimizer;
 pub use part::{PartCounts, PartView, TablePart};
 pub use rows::ChunkSource;
 pub use spec::{CacheBudget, Footprint, KeySpace, MAX_DIM, SMALL_TABLE_BYTES, Shape, TableSpec};
+pub use text::{parse_bytes, show_bytes};

@@ -1,0 +1,97 @@
+//! The command line: one file for each subcommand.
+
+mod bench;
+mod connect;
+mod plan;
+mod pull;
+mod push;
+mod serve;
+mod stats;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+/// An embedding parameter server: tables in host memory at low precision, hot rows at full precision in a cache.
+#[derive(Parser)]
+#[command(name = "hotrow", version, max_term_width = 120)]
+#[command(
+    after_help = "Start with:\n  hotrow serve\n  hotrow table create item --dim 64 --rows 1000000\n  hotrow pull item 3 1415"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a server: one shard of a cluster, or all of it.
+    Serve(Box<serve::Args>),
+    /// Make, list, describe, alter and drop tables.
+    #[command(subcommand)]
+    Table(table::Command),
+    /// Read rows.
+    Pull(pull::Args),
+    /// Apply gradients.
+    Push(push::Args),
+    /// Show hit rates, sizes and memory.
+    Stats(stats::Args),
+    /// Measure pulls, pushes or training steps against a server.
+    Bench(bench::Args),
+    /// Work out how much memory tables take, and how many hosts, before anything is started.
+    Plan(plan::Args),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For scripts.
+    Json,
+}
+
+/// Runs the command that the arguments ask for.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Table(command) => block_on(table::run(command)),
+        Command::Pull(args) => block_on(pull::run(args)),
+        Command::Push(args) => block_on(push::run(args)),
+        Command::Stats(args) => block_on(stats::run(args)),
+        Command::Bench(args) => bench::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "hotrow", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hotrow: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

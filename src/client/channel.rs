@@ -1,0 +1,83 @@
+//! Connections to shards.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::credentials::Credentials;
+use super::error::{Error, Result};
+use crate::proto::data_client::DataClient;
+
+/// The largest HTTP/2 frame that is taken: large ones cost less per byte.
+const FRAME: u32 = 1 << 20;
+/// What may be under way on a connection before the sender waits.
+const WINDOW: u32 = 16 << 20;
+/// The largest answer.
+const LARGEST: usize = 2 << 30;
+
+/// A connection that is made when it is first used. `address` is `host:port`, or `unix:path`.
+pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel> {
+    let bad =
+        |reason: String| Error::Setup(format!("'{address}' is not an address: {reason}; use host:port or unix:path"));
+    let tls = credentials.tls();
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let bare = address.trim_start_matches("http://").trim_start_matches("https://");
+    let unix = bare.strip_prefix("unix:");
+    let uri = if unix.is_some() { "http://localhost".to_string() } else { format!("{scheme}://{bare}") };
+    let mut endpoint = Endpoint::from_shared(uri)
+        .map_err(|e| bad(e.to_string()))?
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true)
+        .max_frame_size(FRAME)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(4 * WINDOW)
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true);
+    if let Some(path) = unix {
+        let path = path.trim_start_matches("//").to_string();
+        return Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+        })));
+    }
+    if endpoint.uri().port().is_none() {
+        return Err(bad("there is no port".into()));
+    }
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
+    }
+    Ok(endpoint.connect_lazy())
+}
+
+/// Several connections to one shard, taken in turn: one connection is one thread's work at either end.
+pub struct Connections {
+    /// Where the shard is.
+    pub address: String,
+    channels: Vec<Channel>,
+    next: AtomicUsize,
+}
+
+impl Connections {
+    /// `count` connections.
+    pub fn new(address: &str, credentials: &Credentials, count: usize) -> Result<Connections> {
+        let channels = (0..count.max(1)).map(|_| connect_shard(address, credentials)).collect::<Result<_>>()?;
+        Ok(Connections { address: address.into(), channels, next: AtomicUsize::new(0) })
+    }
+
+    /// The next connection.
+    pub fn channel(&self) -> Channel {
+        self.channels[self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len()].clone()
+    }
+
+    /// The data service on the next connection.
+    pub fn data(&self) -> DataClient<Channel> {
+        data(self.channel())
+    }
+}
+
+/// The data service on a connection.
+pub fn data(channel: Channel) -> DataClient<Channel> {
+    DataClient::new(channel).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST)
+}

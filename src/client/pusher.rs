@@ -1,0 +1,221 @@
+//! One client's pushes to one shard: one ordered stream, that survives cut connections.
+//!
+//! Pushes that have no answer yet are kept. When the stream breaks they are sent again, in order, on a new one; the
+//! shard recognises those that it has applied.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+use super::backoff::Backoff;
+use super::channel;
+use super::credentials::Credentials;
+use super::error::{Error, Result, is_transient};
+use super::push::Finish;
+use crate::proto;
+use crate::proto::stream_request::Request;
+use crate::proto::stream_response::Response;
+
+/// Pushes without an answer. A shard tells 64 apart.
+pub const IN_FLIGHT: usize = 32;
+
+/// A push on its way.
+pub struct Job {
+    /// What to send.
+    pub request: proto::PushRequest,
+    /// When to give up.
+    pub deadline: Instant,
+    /// When it was begun.
+    pub begun: Instant,
+    /// Where the outcome goes.
+    pub done: oneshot::Sender<Result<bool>>,
+    /// Dropped with the job, after the outcome was sent.
+    pub _finish: Arc<Finish>,
+}
+
+/// A pusher at work. It ends when there is nobody left to send it jobs.
+pub struct Started {
+    /// Where jobs go.
+    pub jobs: mpsc::Sender<Job>,
+    /// Ends with the pusher.
+    pub task: JoinHandle<()>,
+}
+
+/// Who pushes where.
+pub struct Pusher {
+    /// Which shard.
+    pub shard: u32,
+    /// Where it is.
+    pub address: String,
+    /// A connection of its own: pulls use others.
+    pub channel: Channel,
+    /// What is shown to the shard.
+    pub credentials: Credentials,
+    /// Who pushes.
+    pub client_id: Bytes,
+}
+
+impl Pusher {
+    /// Starts to push what it is sent.
+    pub fn start(self) -> Started {
+        let (jobs, queue) = mpsc::channel(IN_FLIGHT);
+        let task = tokio::spawn(async move { self.run(queue).await });
+        Started { jobs, task }
+    }
+
+    async fn run(self, mut queue: mpsc::Receiver<Job>) {
+        let mut waiting: VecDeque<Job> = VecDeque::new();
+        let mut backoff = Backoff::default();
+        let mut open = false;
+        loop {
+            if waiting.is_empty() {
+                match queue.recv().await {
+                    Some(job) => waiting.push_back(job),
+                    None => break,
+                }
+            }
+            let Err(status) = self.stream(&mut open, &mut waiting, &mut queue, &mut backoff).await else { continue };
+            self.give_up(&mut waiting, &status);
+            if !waiting.is_empty() {
+                backoff.wait().await;
+            }
+        }
+        if open {
+            let request = proto::CloseClientRequest { client_id: self.client_id.clone() };
+            // Best effort: a client that is not closed expires.
+            let _ = channel::data(self.channel.clone()).close_client(self.credentials.request(request)).await;
+        }
+    }
+
+    /// Opens a stream, sends what waits, and goes on until the stream ends or nothing waits and the queue is closed.
+    async fn stream(
+        &self,
+        open: &mut bool,
+        waiting: &mut VecDeque<Job>,
+        queue: &mut mpsc::Receiver<Job>,
+        backoff: &mut Backoff,
+    ) -> std::result::Result<(), Status> {
+        let mut data = channel::data(self.channel.clone());
+        let no_answer = || Status::deadline_exceeded("no answer came");
+        // The first deadline; those of later pushes are later.
+        let deadline = waiting[0].deadline.into();
+        if !*open {
+            let request = proto::OpenClientRequest { client_id: self.client_id.clone() };
+            let opening = data.open_client(self.credentials.request(request));
+            tokio::time::timeout_at(deadline, opening).await.map_err(|_| no_answer())??;
+            *open = true;
+        }
+        let (sender, body) = mpsc::channel(IN_FLIGHT);
+        let send = |job: &Job| {
+            let request = Some(Request::Push(job.request.clone()));
+            // There is room for as many as may wait.
+            let _ = sender.try_send(proto::StreamRequest { id: job.request.sequence, request });
+        };
+        waiting.iter().for_each(send);
+        let beginning = data.stream(self.credentials.request(ReceiverStream::new(body)));
+        let begun = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
+        let mut answers: Streaming<proto::StreamResponse> = begun.into_inner();
+        let mut closed = false;
+        loop {
+            let deadline = waiting.front().map(|job| job.deadline.into());
+            tokio::select! {
+                answer = answers.message() => {
+                    let answer = answer?.ok_or_else(|| Status::unavailable("the shard has ended the stream"))?;
+                    if let Some(place) = waiting.iter().position(|job| job.request.sequence == answer.id) {
+                        backoff.reset();
+                        if answer.code != 0 && answer.retry_after_ms > 0 {
+                            return Err(Status::unavailable(answer.message));
+                        }
+                        let job = waiting.remove(place).expect("the place was found");
+                        // Whoever no longer waits for it does not mind.
+                        let _ = job.done.send(self.outcome(answer));
+                    }
+                }
+                () = sleep_until(deadline) => return Err(no_answer()),
+                job = queue.recv(), if waiting.len() < IN_FLIGHT && !closed => match job {
+                    Some(job) => {
+                        send(&job);
+                        waiting.push_back(job);
+                    }
+                    None => closed = true,
+                },
+            }
+            if closed && waiting.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn outcome(&self, answer: proto::StreamResponse) -> Result<bool> {
+        match (answer.code, answer.response) {
+            (0, Some(Response::Push(pushed))) => Ok(pushed.duplicate),
+            (0, _) => Err(self.refused(Code::Internal, "the answer is not one to a push".into())),
+            _ if answer.topology_version != 0 => Err(Error::StaleTopology),
+            (code, _) => Err(self.refused(Code::from(code), answer.message)),
+        }
+    }
+
+    fn refused(&self, code: Code, message: String) -> Error {
+        Error::Refused { shard: self.shard, address: self.address.clone(), code, message }
+    }
+
+    /// Ends those that waiting longer does not help.
+    fn give_up(&self, waiting: &mut VecDeque<Job>, status: &Status) {
+        let now = Instant::now();
+        let hopeless = !is_transient(status);
+        // The shard answers in order, so a message that it cannot take is the first without an answer. Who may not push
+        // at all may not push the others either.
+        let all = matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented);
+        if hopeless
+            && !all
+            && let Some(job) = waiting.pop_front()
+        {
+            let _ = job.done.send(Err(self.refused(status.code(), status.message().into())));
+        }
+        let mut kept = VecDeque::new();
+        for job in waiting.drain(..) {
+            if hopeless && all {
+                let _ = job.done.send(Err(self.refused(status.code(), status.message().into())));
+            } else if now >= job.deadline {
+                let error = Error::TimedOut {
+                    shard: self.shard,
+                    address: self.address.clone(),
+                    seconds: (now - job.begun).as_secs_f64(),
+                    last: describe(status),
+                };
+                let _ = job.done.send(Err(error));
+            } else {
+                kept.push_back(job);
+            }
+        }
+        *waiting = kept;
+    }
+}
+
+async fn sleep_until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A status with what caused it.
+pub fn describe(status: &Status) -> String {
+    let mut text = status.message().to_string();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,5 @@
+//! The `hotrow` command.
+
+fn main() -> std::process::ExitCode {
+    hotrow::cli::main()
+}

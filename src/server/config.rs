@@ -1,0 +1,370 @@
+//! How a server is set up. `config/hotrow.toml`, compiled in, has every key with its default.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Topology, ordinal_of};
+use crate::engine::EngineConfig;
+use crate::table::{CacheBudget, TableSpec, parse_bytes};
+
+/// The reference configuration: every key, its default, and what it is for.
+pub const REFERENCE: &str = include_str!("../../deploy/hotrow.toml");
+
+/// How a server is set up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where and how to listen.
+    pub server: ServerSection,
+    /// Partitions, randomness, threads, memory.
+    pub engine: EngineSection,
+    /// The shards.
+    pub cluster: ClusterSection,
+    /// Certificates.
+    pub tls: TlsSection,
+    /// Tokens.
+    pub auth: AuthSection,
+    /// Logging.
+    pub log: LogSection,
+    /// Tables that are made at start.
+    #[serde(default, rename = "table", skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableConfig>,
+}
+
+/// Where and how to listen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerSection {
+    /// The address of gRPC.
+    pub listen: SocketAddr,
+    /// A Unix socket for trainers on the same host; empty is none.
+    pub unix: PathBuf,
+    /// The address of HTTP; empty is none.
+    pub http: String,
+    /// Whether plain text is served on an address that others can reach.
+    pub allow_plaintext: bool,
+    /// The largest request.
+    pub max_request: String,
+    /// The largest answer.
+    pub max_response: String,
+    /// Requests at a time; more are refused.
+    pub max_in_flight: usize,
+    /// Connections at a time; more wait to be accepted.
+    pub max_connections: usize,
+    /// How long to wait for requests to finish when ending.
+    pub drain_seconds: u64,
+    /// After how long without a push a client is forgotten.
+    pub client_idle_seconds: u64,
+}
+
+/// Partitions, randomness, threads, memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineSection {
+    /// Partitions of the cluster.
+    pub partitions: u32,
+    /// The seed of all randomness.
+    pub seed: u32,
+    /// Threads for large requests; 0 is one per core.
+    pub threads: usize,
+    /// What all tables may take together; empty is no limit.
+    pub memory: String,
+}
+
+/// The shards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSection {
+    /// The cluster's name.
+    pub name: String,
+    /// Where shards are reached; empty is one shard.
+    pub shards: Vec<String>,
+    /// Which of them this is: a number, or `auto` for the number at the end of the host's name.
+    pub shard: String,
+    /// A file with the token that shards show each other.
+    pub token_file: PathBuf,
+    /// The authority that signed the shards' certificates.
+    pub ca: PathBuf,
+}
+
+/// Certificates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsSection {
+    /// The certificate chain, PEM; empty is plain text.
+    pub cert: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// The authority that must have signed clients' certificates; empty asks for none.
+    pub client_ca: PathBuf,
+}
+
+/// Tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthSection {
+    /// Lines of a role (read, write or admin) and a token; empty lets everybody do everything.
+    pub tokens: PathBuf,
+}
+
+/// Logging.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogSection {
+    /// What to log: error, warn, info, debug or trace, or a filter of tracing's.
+    pub level: String,
+    /// `text` or `json`.
+    pub format: String,
+}
+
+/// A table in words.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableConfig {
+    /// Its name.
+    pub name: String,
+    /// Numbers in a row.
+    pub dim: usize,
+    /// Rows of a dense table; absent for a hashed one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// f32, f16, bf16, int8, int4 or int2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<String>,
+    /// symmetric or affine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantizer: Option<String>,
+    /// stochastic or nearest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<String>,
+    /// Such as `rowwise_adagrad` or `adam:beta1=0.9`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<String>,
+    /// The learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f32>,
+    /// The weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// The largest norm of a row's gradient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
+    /// f32 or bf16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_precision: Option<String>,
+    /// Such as `uniform:-0.1,0.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initializer: Option<String>,
+    /// Such as `5%`, `100000rows` or `2GiB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// lru or lfu.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+impl TableConfig {
+    /// The spec that it describes.
+    pub fn spec(&self) -> Result<TableSpec, String> {
+        let parsed = || -> Result<TableSpec, String> {
+            let mut spec = match self.rows {
+                Some(rows) => TableSpec::dense(&self.name, rows, self.dim),
+                None => TableSpec::hashed(&self.name, self.dim),
+            };
+            if let Some(precision) = &self.precision {
+                spec = spec.precision(precision.parse()?);
+            }
+            if let Some(word) = &self.quantizer {
+                spec.quantizer = word.parse()?;
+            }
+            if let Some(word) = &self.rounding {
+                spec.rounding = word.parse()?;
+            }
+            if let Some(word) = &self.optimizer {
+                spec.optimizer = word.parse()?;
+            }
+            if let Some(word) = &self.state_precision {
+                spec.state_precision = word.parse()?;
+            }
+            if let Some(word) = &self.initializer {
+                spec.initializer = word.parse()?;
+            }
+            if let Some(word) = &self.cache {
+                spec.cache = word.parse::<CacheBudget>()?;
+            }
+            if let Some(word) = &self.policy {
+                spec.policy = word.parse()?;
+            }
+            spec.learning_rate = self.learning_rate.unwrap_or(spec.learning_rate);
+            spec.weight_decay = self.weight_decay.unwrap_or(spec.weight_decay);
+            spec.clip_norm = self.clip_norm;
+            Ok(spec)
+        };
+        let spec = parsed().map_err(|reason| format!("table '{}': {reason}", self.name))?;
+        spec.footprint().map_err(|e| e.to_string())?;
+        Ok(spec)
+    }
+
+    /// A spec in words, everything written out.
+    pub fn of(spec: &TableSpec) -> TableConfig {
+        TableConfig {
+            name: spec.name.clone(),
+            dim: spec.dim,
+            rows: spec.rows(),
+            precision: Some(spec.precision.to_string()),
+            quantizer: Some(spec.quantizer.to_string()),
+            rounding: Some(spec.rounding.to_string()),
+            optimizer: Some(spec.optimizer.to_string()),
+            learning_rate: Some(spec.learning_rate),
+            weight_decay: Some(spec.weight_decay),
+            clip_norm: spec.clip_norm,
+            state_precision: Some(spec.state_precision.to_string()),
+            initializer: Some(spec.initializer.to_string()),
+            cache: Some(spec.cache.to_string()),
+            policy: Some(spec.policy.to_string()),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        toml::from_str(REFERENCE).expect("the reference configuration is tested to parse")
+    }
+}
+
+impl Config {
+    /// Reads a file's text over the defaults. Keys that do not exist are refused.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        let mut merged: toml::Table =
+            toml::from_str(REFERENCE).expect("the reference configuration is tested to parse");
+        let file: toml::Table = toml::from_str(text).map_err(|e| e.to_string())?;
+        for (section, value) in file {
+            match (merged.get_mut(&section), value) {
+                (Some(toml::Value::Table(known)), toml::Value::Table(given)) => known.extend(given),
+                (_, value) => {
+                    merged.insert(section, value);
+                }
+            }
+        }
+        merged.try_into().map_err(|e: toml::de::Error| e.to_string())
+    }
+
+    /// The topology, and which of its shards this is. `host` is the name of this host.
+    pub fn topology(&self, host: &str) -> Result<(Topology, u32), String> {
+        let mut shards = Vec::new();
+        for pattern in &self.cluster.shards {
+            shards.extend(Topology::expand(pattern)?);
+        }
+        if shards.is_empty() {
+            shards.push(self.server.listen.to_string());
+        }
+        let shard = match self.cluster.shard.as_str() {
+            "auto" => ordinal_of(host)
+                .ok_or_else(|| format!("cluster.shard is auto, but the host's name '{host}' does not end in -N"))?,
+            number => number.parse().map_err(|_| format!("cluster.shard is '{number}': use a number or auto"))?,
+        };
+        if shard as usize >= shards.len() {
+            return Err(format!("cluster.shard is {shard}, but cluster.shards has {} (from 0)", shards.len()));
+        }
+        Ok((Topology::even(&self.cluster.name, shards, self.engine.partitions)?, shard))
+    }
+
+    /// The engine of one shard.
+    pub fn engine_config(&self, topology: &Topology, shard: u32) -> Result<EngineConfig, String> {
+        let memory = self.engine.memory.as_str();
+        Ok(EngineConfig {
+            partitions: self.engine.partitions,
+            owned: Some(topology.owned_by(shard)),
+            seed: self.engine.seed,
+            threads: self.engine.threads,
+            memory_budget: (!memory.is_empty()).then(|| parse_bytes(memory)).transpose()?,
+            ..EngineConfig::default()
+        })
+    }
+
+    /// What is wrong with it, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        let tls = !self.tls.cert.as_os_str().is_empty();
+        if tls == self.tls.key.as_os_str().is_empty() {
+            return Err("tls.cert and tls.key go together (--tls-cert, --tls-key)".into());
+        }
+        if !tls && !self.tls.client_ca.as_os_str().is_empty() {
+            return Err("tls.client_ca needs tls.cert and tls.key: clients show certificates over TLS only".into());
+        }
+        if !tls && !is_local(self.server.listen.ip()) && !self.server.allow_plaintext {
+            return Err(format!(
+                "{} can be reached from outside and TLS is not set up: give --tls-cert and --tls-key, listen on 127.0.0.1, \
+                 or accept plain text with --allow-plaintext",
+                self.server.listen
+            ));
+        }
+        for (key, value) in [("max_request", &self.server.max_request), ("max_response", &self.server.max_response)] {
+            let bytes = parse_bytes(value).map_err(|e| format!("server.{key}: {e}"))?;
+            if !(1024..=1 << 31).contains(&bytes) {
+                return Err(format!("server.{key} is {value}: use 1KiB to 2GiB"));
+            }
+        }
+        if self.server.max_in_flight == 0 || self.server.max_connections == 0 {
+            return Err("server.max_in_flight and server.max_connections must be above zero".into());
+        }
+        if !self.server.http.is_empty() && self.server.http.parse::<SocketAddr>().is_err() {
+            return Err(format!(
+                "server.http is '{}': use an address like 127.0.0.1:7780, or nothing",
+                self.server.http
+            ));
+        }
+        if !["text", "json"].contains(&self.log.format.as_str()) {
+            return Err(format!("log.format is '{}': use text or json", self.log.format));
+        }
+        self.tables.iter().try_for_each(|table| table.spec().map(drop))
+    }
+}
+
+fn is_local(ip: IpAddr) -> bool {
+    ip.is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_parses_and_is_sound() {
+        let config = Config::default();
+        assert_eq!(config.check(), Ok(()));
+        assert_eq!(Config::parse("").unwrap(), config);
+        assert_eq!(toml::from_str::<Config>(&toml::to_string(&config).unwrap()).unwrap(), config);
+    }
+
+    #[test]
+    fn a_file_overrides_single_keys_and_unknown_ones_are_refused() {
+        let config = Config::parse("[server]\nmax_in_flight = 3\n[[table]]\nname = 'x'\ndim = 4\nrows = 9").unwrap();
+        assert_eq!(config.server.max_in_flight, 3);
+        assert_eq!(config.server.listen, Config::default().server.listen);
+        assert_eq!(config.tables[0].spec().unwrap(), TableSpec::dense("x", 9, 4));
+        let error = Config::parse("[server]\nmax_inflight = 3").unwrap_err();
+        assert!(error.contains("max_inflight"), "{error}");
+    }
+
+    #[test]
+    fn plain_text_beyond_loopback_must_be_accepted_by_name() {
+        let mut config = Config::default();
+        config.server.listen = "0.0.0.0:7700".parse().unwrap();
+        assert!(config.check().unwrap_err().contains("--allow-plaintext"));
+        config.server.allow_plaintext = true;
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_shard_knows_its_number_from_its_host() {
+        let mut config = Config::default();
+        config.cluster.shards = vec!["hotrow-{0..3}.hotrow:7700".into()];
+        config.cluster.shard = "auto".into();
+        let (topology, shard) = config.topology("hotrow-2").unwrap();
+        assert_eq!((topology.shards.len(), shard), (4, 2));
+        assert!(config.topology("laptop").unwrap_err().contains("auto"));
+        assert!(config.topology("hotrow-4").unwrap_err().contains("from 0"));
+    }
+}

@@ -1,0 +1,314 @@
+//! What Prometheus scrapes.
+//!
+//! Requests are counted as they happen. What the engine counts by itself is read when somebody asks. The names are
+//! listed in `docs/OPERATIONS.md`, and a test compares the two.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
+use tonic::Code;
+
+use super::shard::Shard;
+use crate::engine::TableStats;
+
+/// What is counted.
+pub struct Metrics {
+    registry: Registry,
+    duration: HistogramVec,
+    requests: IntCounterVec,
+    /// Requests refused because too many were under way.
+    pub shed: IntCounter,
+    shard: Arc<OnceLock<Weak<Shard>>>,
+}
+
+/// From 50 microseconds to 10 seconds.
+const SECONDS: [f64; 17] =
+    [0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+
+impl Metrics {
+    /// Nothing counted yet.
+    pub fn new() -> prometheus::Result<Metrics> {
+        let registry = Registry::new();
+        let duration = HistogramVec::new(
+            HistogramOpts::new(
+                "hotrow_rpc_duration_seconds",
+                "Time from a request's arrival to its answer, by method.",
+            )
+            .buckets(SECONDS.to_vec()),
+            &["method"],
+        )?;
+        let requests = IntCounterVec::new(
+            Opts::new("hotrow_rpc_requests_total", "Requests answered, by method and gRPC code."),
+            &["method", "code"],
+        )?;
+        let shed = IntCounter::new("hotrow_rpc_shed_total", "Requests refused because too many were under way.")?;
+        let shard = Arc::new(OnceLock::new());
+        registry.register(Box::new(duration.clone()))?;
+        registry.register(Box::new(requests.clone()))?;
+        registry.register(Box::new(shed.clone()))?;
+        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        registry.register(Box::new(EngineCollector { shard: Arc::clone(&shard), descs: descs()? }))?;
+        Ok(Metrics { registry, duration, requests, shed, shard })
+    }
+
+    /// Reads the counts of this shard's engine from now on.
+    pub fn watch(&self, shard: &Arc<Shard>) {
+        // Set once, by the server that made both.
+        let _ = self.shard.set(Arc::downgrade(shard));
+    }
+
+    /// Counts a request.
+    pub fn finished(&self, method: &str, code: Code, time: Duration) {
+        self.duration.with_label_values(&[method]).observe(time.as_secs_f64());
+        self.requests.with_label_values(&[method, code_name(code)]).inc();
+    }
+
+    /// Everything, as text.
+    pub fn text(&self) -> Result<String, String> {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).map_err(|e| e.to_string())
+    }
+}
+
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+/// A metric per table: its name, its help, its type, the labels beside `table`, and its values.
+type TableMetric = (&'static str, &'static str, MetricType, &'static [&'static str], fn(&TableStats) -> Vec<Value>);
+/// The values of the labels, and the number.
+type Value = (&'static [&'static str], f64);
+
+const TABLE_METRICS: [TableMetric; 9] = [
+    (
+        "hotrow_cache_lookups_total",
+        "Keys looked up in the cache, as sent, by operation and result.",
+        MetricType::COUNTER,
+        &["op", "result"],
+        |stats| {
+            vec![
+                (&["pull", "hit"], stats.pull_hits as f64),
+                (&["pull", "miss"], stats.pull_misses as f64),
+                (&["push", "hit"], stats.changes.push_hits as f64),
+                (&["push", "miss"], stats.changes.push_misses as f64),
+                (&["touch", "hit"], stats.changes.touch_hits as f64),
+                (&["touch", "miss"], stats.changes.touch_misses as f64),
+            ]
+        },
+    ),
+    (
+        "hotrow_cache_evictions_total",
+        "Rows that left the cache: clean ones were dropped, dirty ones written back.",
+        MetricType::COUNTER,
+        &["kind"],
+        |stats| {
+            vec![
+                (&["clean"], stats.changes.clean_evictions as f64),
+                (&["dirty"], stats.changes.write_backs.saturating_sub(stats.changes.conflicts) as f64),
+            ]
+        },
+    ),
+    (
+        "hotrow_cache_conflicts_total",
+        "Rows stepped in place because the cache had no way for them.",
+        MetricType::COUNTER,
+        &[],
+        |stats| vec![(&[], stats.changes.conflicts as f64)],
+    ),
+    ("hotrow_updated_rows_total", "Rows that pushes stepped.", MetricType::COUNTER, &[], |stats| {
+        vec![(&[], stats.changes.updated_rows as f64)]
+    }),
+    (
+        "hotrow_write_backs_total",
+        "Rows rounded into the row store, conflicts included.",
+        MetricType::COUNTER,
+        &[],
+        |stats| vec![(&[], stats.changes.write_backs as f64)],
+    ),
+    (
+        "hotrow_rounding_error_rms",
+        "Root of the mean squared rounding error of a weight, over a sample of write-backs.",
+        MetricType::GAUGE,
+        &[],
+        |stats| stats.rounding_rms().map(|rms| (&[] as &[_], rms)).into_iter().collect(),
+    ),
+    (
+        "hotrow_rows",
+        "Rows, by state: all, stored (at the table's precision), cached (at full precision).",
+        MetricType::GAUGE,
+        &["state"],
+        |stats| {
+            vec![
+                (&["all"], stats.rows as f64),
+                (&["stored"], stats.stored_rows as f64),
+                (&["cached"], stats.cached_rows as f64),
+            ]
+        },
+    ),
+    ("hotrow_cache_slots", "Rows that fit in the cache.", MetricType::GAUGE, &[], |stats| {
+        vec![(&[], stats.cache_slots as f64)]
+    }),
+    (
+        "hotrow_table_bytes",
+        "Bytes set aside, by tier: rows (index included), cache, directory.",
+        MetricType::GAUGE,
+        &["tier"],
+        |stats| {
+            vec![
+                (&["rows"], stats.row_bytes as f64),
+                (&["cache"], stats.cache_bytes as f64),
+                (&["directory"], stats.directory_bytes as f64),
+            ]
+        },
+    ),
+];
+
+/// A metric per shard: its name, its help, its type and its value.
+type ShardMetric = (&'static str, &'static str, MetricType, fn(&Shard) -> f64);
+
+const SHARD_METRICS: [ShardMetric; 7] = [
+    ("hotrow_memory_used_bytes", "Bytes that tables have taken.", MetricType::GAUGE, |s| s.engine.memory_used() as f64),
+    ("hotrow_memory_budget_bytes", "Bytes that tables may take; 0 is no limit.", MetricType::GAUGE, |s| {
+        s.engine.config().memory_budget.unwrap_or(0) as f64
+    }),
+    ("hotrow_changes_total", "Changes applied: the last LSN.", MetricType::COUNTER, |s| s.engine.last_lsn().0 as f64),
+    ("hotrow_open_clients", "Clients whose pushes are remembered.", MetricType::GAUGE, |s| {
+        s.engine.open_clients() as f64
+    }),
+    ("hotrow_rpc_in_flight", "Requests under way.", MetricType::GAUGE, |s| {
+        (s.max_in_flight - s.in_flight.available_permits()) as f64
+    }),
+    ("hotrow_rpc_in_flight_limit", "Requests that may be under way.", MetricType::GAUGE, |s| s.max_in_flight as f64),
+    ("hotrow_owned_partitions", "Partitions that this shard owns.", MetricType::GAUGE, |s| {
+        s.topology.owned_by(s.number).len() as f64
+    }),
+];
+
+const BUILD_INFO: (&str, &str) = ("hotrow_build_info", "Always 1; what runs is in the labels.");
+
+fn descs() -> prometheus::Result<Vec<Desc>> {
+    let tables = TABLE_METRICS.iter().map(|&(name, help, _, labels, _)| {
+        let labels = std::iter::once("table").chain(labels.iter().copied()).map(String::from).collect();
+        Desc::new(name.into(), help.into(), labels, Default::default())
+    });
+    let shards = SHARD_METRICS
+        .iter()
+        .map(|&(name, help, ..)| Desc::new(name.into(), help.into(), Vec::new(), Default::default()));
+    let labels = ["version", "simd", "shard", "cluster"].map(String::from).to_vec();
+    let build = Desc::new(BUILD_INFO.0.into(), BUILD_INFO.1.into(), labels, Default::default());
+    tables.chain(shards).chain([build]).collect()
+}
+
+/// Reads the engine when somebody asks.
+struct EngineCollector {
+    shard: Arc<OnceLock<Weak<Shard>>>,
+    descs: Vec<Desc>,
+}
+
+impl Collector for EngineCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descs.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Some(shard) = self.shard.get().and_then(Weak::upgrade) else { return Vec::new() };
+        // A table that is dropped meanwhile is left out.
+        let names = shard.engine.table_names();
+        let stats: Vec<TableStats> = names.iter().filter_map(|name| shard.engine.stats(name).ok()).collect();
+        let mut families = Vec::new();
+        for (name, help, kind, labels, values) in TABLE_METRICS {
+            let of_table = |stats: &TableStats| {
+                let table = stats.table.clone();
+                values(stats).into_iter().map(move |(given, value)| {
+                    let pairs = std::iter::once(pair("table", &table))
+                        .chain(labels.iter().zip(given).map(|(label, value)| pair(label, value)));
+                    metric(kind, pairs.collect(), value)
+                })
+            };
+            families.push(family(name, help, kind, stats.iter().flat_map(of_table).collect()));
+        }
+        for (name, help, kind, value) in SHARD_METRICS {
+            families.push(family(name, help, kind, vec![metric(kind, Vec::new(), value(&shard))]));
+        }
+        let labels = vec![
+            pair("version", env!("CARGO_PKG_VERSION")),
+            pair("simd", crate::numeric::simd::name()),
+            pair("shard", &shard.number.to_string()),
+            pair("cluster", &shard.topology.cluster),
+        ];
+        let build = metric(MetricType::GAUGE, labels, 1.0);
+        families.push(family(BUILD_INFO.0, BUILD_INFO.1, MetricType::GAUGE, vec![build]));
+        families.retain(|family| !family.get_metric().is_empty());
+        families
+    }
+}
+
+fn pair(name: &str, value: &str) -> LabelPair {
+    let mut pair = LabelPair::default();
+    pair.set_name(name.into());
+    pair.set_value(value.into());
+    pair
+}
+
+fn metric(kind: MetricType, labels: Vec<LabelPair>, value: f64) -> Metric {
+    let mut metric = Metric::from_label(labels);
+    if kind == MetricType::COUNTER {
+        let mut counter = Counter::default();
+        counter.set_value(value);
+        metric.set_counter(counter);
+    } else {
+        let mut gauge = Gauge::default();
+        gauge.set_value(value);
+        metric.set_gauge(gauge);
+    }
+    metric
+}
+
+fn family(name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(name.into());
+    family.set_help(help.into());
+    family.set_field_type(kind);
+    family.set_metric(metrics);
+    family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_documented_with_its_help() {
+        let page = include_str!("../../docs/OPERATIONS.md");
+        let metrics = Metrics::new().unwrap();
+        let names = descs().unwrap().into_iter().map(|desc| (desc.fq_name, desc.help));
+        metrics.duration.with_label_values(&["m"]).observe(1.0);
+        metrics.requests.with_label_values(&["m", "OK"]).inc();
+        let counted = metrics.registry.gather();
+        let counted = counted.iter().map(|family| (family.name().to_string(), family.help().to_string()));
+        for (name, help) in names.chain(counted) {
+            assert!(!help.is_empty(), "{name} has no help");
+            assert!(page.contains(&format!("`{name}`")), "{name} is missing from docs/OPERATIONS.md");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The server: one shard's tables over gRPC, its metrics over HTTP.
+//!
+//! A request passes the gate (`gate.rs`: drain, token, limit, deadline), is turned into the engine's types at the edge
+//! (`data.rs`, `tables.rs`, `admin.rs`), and its answer goes out as it is (`framing.rs`). This room knows the engine
+//! and the cluster; nothing below knows it.
+
+mod admin;
+mod auth;
+mod buffers;
+pub mod config;
+mod data;
+mod framing;
+mod gate;
+mod http;
+mod listen;
+mod metrics;
+mod reload;
+mod shard;
+mod status;
+mod tables;
+mod tls;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use dashmap::DashMap;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+use self::admin::AdminService;
+use self::auth::Tokens;
+use self::config::Config;
+use self::data::DataService;
+use self::gate::GateLayer;
+use self::listen::Listeners;
+use self::reload::Reloaded;
+use self::shard::Shard;
+use self::tables::TablesService;
+use crate::client::Credentials;
+use crate::engine::Engine;
+use crate::proto;
+use crate::proto::admin_server::AdminServer;
+use crate::proto::tables_server::TablesServer;
+use crate::table::parse_bytes;
+
+/// The largest HTTP/2 frame that is taken: large ones cost less per byte.
+const FRAME: u32 = 1 << 20;
+/// What may be under way on a connection before the sender waits.
+const WINDOW: u32 = 16 << 20;
+/// Streams on one connection.
+const STREAMS: u32 = 1024;
+/// How often idle clients are looked for, at most.
+const EXPIRY_EVERY: Duration = Duration::from_secs(60);
+
+/// A server that runs.
+pub struct Server {
+    shard: Arc<Shard>,
+    address: SocketAddr,
+    http: Option<SocketAddr>,
+    serving: JoinHandle<Result<()>>,
+    drain_time: Duration,
+}
+
+impl Server {
+    /// Starts a server, inside a tokio runtime.
+    pub async fn start(config: &Config) -> Result<Server> {
+        config.check().map_err(|e| anyhow!(e))?;
+        let listener = TcpListener::bind(config.server.listen)
+            .await
+            .with_context(|| format!("cannot listen on {} (--listen)", config.server.listen))?;
+        let address = listener.local_addr()?;
+        let mut config = config.clone();
+        config.server.listen = address;
+        let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
+        let (topology, number) = config.topology(host.unwrap_or_default().trim()).map_err(|e| anyhow!(e))?;
+        let engine = Engine::new(config.engine_config(&topology, number).map_err(|e| anyhow!(e))?)?;
+        for table in &config.tables {
+            let spec = table.spec().map_err(|e| anyhow!(e))?;
+            engine.create(&spec)?;
+            let footprint = spec.footprint()?;
+            tracing::info!(table = spec.name, bytes_per_row = footprint.bytes_per_row, "table made");
+        }
+        let bytes = |text: &str| parse_bytes(text).map_err(|e| anyhow!(e));
+        let shard = Arc::new(Shard {
+            engine,
+            number,
+            topology,
+            max_request: bytes(&config.server.max_request)? as usize,
+            max_response: bytes(&config.server.max_response)? as usize,
+            max_in_flight: config.server.max_in_flight,
+            in_flight: Arc::new(Semaphore::new(config.server.max_in_flight)),
+            streams: Arc::new(Semaphore::new(config.server.max_in_flight)),
+            client_idle: Duration::from_secs(config.server.client_idle_seconds),
+            metrics: metrics::Metrics::new()?,
+            buffers: Arc::default(),
+            credentials: peer_credentials(&config)?,
+            heard_of: DashMap::new(),
+            draining: watch::Sender::new(false),
+        });
+        shard.metrics.watch(&shard);
+
+        let tls = match tls::files(&config.tls) {
+            files if files.is_empty() => None,
+            files => {
+                let section = config.tls.clone();
+                let made = Reloaded::new("certificates", files, move || tls::server_config(&section));
+                Some(made.map_err(|e| anyhow!(e))?)
+            }
+        };
+        let tokens = match config.auth.tokens.as_os_str().is_empty() {
+            true => None,
+            false => {
+                let path = config.auth.tokens.clone();
+                let made = Reloaded::new("tokens", vec![path.clone()], move || Tokens::read(&path));
+                Some(made.map_err(|e| anyhow!(e))?)
+            }
+        };
+        let listeners = Listeners::new(config.server.max_connections);
+        listeners.tcp(listener, tls);
+        if !config.server.unix.as_os_str().is_empty() {
+            listeners.unix(&config.server.unix).await.map_err(|e| anyhow!("--unix: {e}"))?;
+        }
+        let http = match config.server.http.is_empty() {
+            true => None,
+            false => Some(serve_http(&config.server.http, &shard).await?),
+        };
+        let serving = tokio::spawn(serve_grpc(Arc::clone(&shard), tokens, listeners));
+        tokio::spawn(expire(Arc::clone(&shard)));
+        Ok(Server { shard, address, http, serving, drain_time: Duration::from_secs(config.server.drain_seconds) })
+    }
+
+    /// Where gRPC is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where HTTP is.
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
+    /// Which shard this is, and of how many.
+    pub fn shard(&self) -> (u32, usize) {
+        (self.shard.number, self.shard.topology.shards.len())
+    }
+
+    /// The partitions that it owns.
+    pub fn partitions(&self) -> usize {
+        self.shard.topology.owned_by(self.shard.number).len()
+    }
+
+    /// Resolves when somebody has asked the shard to drain.
+    pub async fn asked_to_drain(&self) {
+        // Fails only if the sender is gone, and this holds it.
+        let _ = self.shard.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+
+    /// Finishes what is under way, refuses what is new, and ends.
+    pub async fn drain(self) -> Result<()> {
+        self.shard.drain();
+        match tokio::time::timeout(self.drain_time, self.serving).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                bail!("requests were still under way after {} s (server.drain_seconds)", self.drain_time.as_secs())
+            }
+        }
+    }
+}
+
+/// What a shard shows the others.
+fn peer_credentials(config: &Config) -> Result<Credentials> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let set = |path: &Path| !path.as_os_str().is_empty();
+    let mut credentials = Credentials::default();
+    if set(&config.cluster.token_file) {
+        let token = String::from_utf8(read(&config.cluster.token_file)?).context("the token is not text")?;
+        credentials = credentials.token(token.trim())?;
+    }
+    if set(&config.cluster.ca) {
+        credentials = credentials.ca(read(&config.cluster.ca)?);
+        if set(&config.tls.client_ca) {
+            credentials = credentials.identity(read(&config.tls.cert)?, read(&config.tls.key)?);
+        }
+    }
+    Ok(credentials)
+}
+
+async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (--http)"))?;
+    let address = listener.local_addr()?;
+    let routes = http::routes(Arc::clone(shard));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, routes).await {
+            tracing::error!("the HTTP port has failed: {error}");
+        }
+    });
+    Ok(address)
+}
+
+async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, listeners: Listeners) -> Result<()> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let names = ["", "hotrow.v1.Data", "hotrow.v1.Tables", "hotrow.v1.Admin"];
+    for name in names {
+        health.set_service_status(name, tonic_health::ServingStatus::Serving).await;
+    }
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let limit = shard.max_request;
+    let mut draining = shard.draining.subscribe();
+    let ending = async move {
+        // Fails only if the sender is gone, and then there is nothing left to serve.
+        let _ = draining.wait_for(|draining| *draining).await;
+        for name in names {
+            health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+        }
+    };
+    let Listeners { connections, .. } = listeners;
+    tonic::transport::Server::builder()
+        .max_frame_size(FRAME)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(4 * WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .layer(GateLayer { shard: Arc::clone(&shard), tokens })
+        .add_service(DataService::new(Arc::clone(&shard)))
+        .add_service(TablesServer::new(TablesService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
+        .add_service(AdminServer::new(AdminService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .serve_with_incoming_shutdown(connections, ending)
+        .await?;
+    Ok(())
+}
+
+/// Looks for idle clients until the shard ends.
+async fn expire(shard: Arc<Shard>) {
+    let every = EXPIRY_EVERY.min(shard.client_idle / 2).max(Duration::from_millis(100));
+    let mut draining = shard.draining.subscribe();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every) => shard.expire_clients(),
+            _ = draining.wait_for(|draining| *draining) => return,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What all services of one server share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use tokio::sync::{Semaphore, watch};
+use tonic::Status;
+
+use super::buffers::Buffers;
+use super::metrics::Metrics;
+use super::status;
+use crate::client::Credentials;
+use crate::cluster::Topology;
+use crate::engine::{ClientId, Engine};
+use crate::error::Error;
+
+/// One shard of a cluster.
+pub struct Shard {
+    /// Its tables.
+    pub engine: Engine,
+    /// Who owns which partition.
+    pub topology: Topology,
+    /// Which shard this is.
+    pub number: u32,
+    /// The largest request in bytes.
+    pub max_request: usize,
+    /// The largest answer in bytes.
+    pub max_response: usize,
+    /// Requests that may be under way.
+    pub max_in_flight: usize,
+    /// Room for requests.
+    pub in_flight: Arc<Semaphore>,
+    /// Room for streams.
+    pub streams: Arc<Semaphore>,
+    /// After how long without a push a client is forgotten.
+    pub client_idle: Duration,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Memory for answers.
+    pub buffers: Arc<Buffers>,
+    /// How to reach the other shards.
+    pub credentials: Credentials,
+    /// When each open client was last heard of. Time stays out of the engine, which must not depend on it.
+    pub heard_of: DashMap<ClientId, Instant>,
+    /// True when this shard is ending.
+    pub draining: watch::Sender<bool>,
+}
+
+impl Shard {
+    /// Refuses a request that was routed by another topology.
+    pub fn check_topology(&self, version: u64) -> Result<(), Status> {
+        match version {
+            0 => Ok(()),
+            version if version == self.topology.version => Ok(()),
+            version => Err(status::stale_topology(version, self.topology.version)),
+        }
+    }
+
+    /// The status of an engine's error; one about ownership carries the topology's version.
+    pub fn status(&self, error: Error) -> Status {
+        let not_owned = matches!(error, Error::NotOwned { .. });
+        let status = Status::from(error);
+        if not_owned { status::with_topology(status, self.topology.version) } else { status }
+    }
+
+    /// Starts to end: what is under way is finished, what is new is refused.
+    pub fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Forgets clients that were not heard of for too long.
+    pub fn expire_clients(&self) {
+        let now = Instant::now();
+        let idle: Vec<ClientId> = self
+            .heard_of
+            .iter()
+            .filter(|entry| now.duration_since(*entry.value()) > self.client_idle)
+            .map(|entry| *entry.key())
+            .collect();
+        for client in idle {
+            self.heard_of.remove(&client);
+            match self.engine.close_client(client) {
+                Ok(_) => tracing::info!(%client, "client was idle for too long and is forgotten"),
+                Err(error) => tracing::warn!(%client, "an idle client could not be forgotten: {error}"),
+            }
+        }
+    }
+}
