@@ -7,7 +7,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers"
 	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-matrix bench-codec clean
+.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-service bench-matrix bench-codec clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -47,11 +47,15 @@ bench-matrix: ## pull and push for every precision, cache size, policy, rows and
 	@echo "== engine against limits, the whole matrix"
 	$(CARGO) bench --locked --bench matrix
 
+bench-service: ## the service beside a bare TCP server, as `ratio NAME VALUE` lines
+	@echo "== service against bare TCP, one run"
+	$(CARGO) bench --locked --bench service
+
 bench-codec: ## encode and decode for every precision
 	@echo "== encode and decode"
 	$(CARGO) bench --locked --bench codec
 
-bench: bench-engine bench-codec bench-matrix ## all benchmarks
+bench: bench-engine bench-service bench-codec bench-matrix ## all benchmarks
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -49,6 +49,7 @@ pub mod client;
 pub mod cluster;
 mod engine;
 mod error;
+mod framing;
 mod memory;
 pub mod numeric;
 pub mod proto;

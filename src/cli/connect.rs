@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::client::{Client, Credentials, Options};
+use crate::client::{Client, Credentials, Error, Options};
 
 /// Where the server is, and what to show it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub struct Connect {
-    /// Any shard of the cluster: host:port, or unix:path.
-    #[arg(long, short, env = "HOTROW_ENDPOINT", default_value = "127.0.0.1:7700")]
+    /// Any shard of the cluster: host:port, or unix:path [default: 127.0.0.1:7700].
+    #[arg(long, short, env = "HOTROW_ENDPOINT", value_delimiter = ',')]
     pub endpoint: Vec<String>,
     /// The token to show.
     #[arg(long, env = "HOTROW_TOKEN", hide_env_values = true)]
@@ -56,8 +56,12 @@ impl Connect {
 
     /// A client with other options.
     pub async fn client_with(&self, options: Options) -> Result<Client> {
-        Client::connect_with(&self.endpoint, options)
-            .await
-            .with_context(|| format!("cannot reach {}: is `hotrow serve` running there?", self.endpoint.join(" or ")))
+        let default = ["127.0.0.1:7700".to_string()];
+        let endpoints = if self.endpoint.is_empty() { &default[..] } else { &self.endpoint };
+        Client::connect_with(endpoints, options).await.map_err(|error| match error {
+            Error::TimedOut { .. } => anyhow::Error::new(error)
+                .context(format!("cannot reach {}: is `hotrow serve` running there?", endpoints.join(" or "))),
+            other => other.into(),
+        })
     }
 }

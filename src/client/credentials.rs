@@ -52,6 +52,13 @@ impl Credentials {
         request
     }
 
+    /// Shows the token in headers.
+    pub(super) fn add_to(&self, headers: &mut http::HeaderMap) {
+        if let Some(value) = self.token.as_ref().and_then(|token| token.as_bytes().try_into().ok()) {
+            headers.insert(http::header::AUTHORIZATION, value);
+        }
+    }
+
     /// How to speak TLS; `None` is plain text.
     pub(super) fn tls(&self) -> Option<ClientTlsConfig> {
         let mut tls = ClientTlsConfig::new().ca_certificate(self.ca.clone()?);

@@ -8,23 +8,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use http::HeaderValue;
+use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
+use tower::{Service as _, ServiceExt as _};
 
 use super::backoff::Backoff;
 use super::channel;
 use super::credentials::Credentials;
 use super::error::{Error, Result, is_transient};
 use super::push::Finish;
+use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto;
-use crate::proto::stream_request::Request;
 use crate::proto::stream_response::Response;
 
 /// Pushes without an answer. A shard tells 64 apart.
 pub const IN_FLIGHT: usize = 32;
+
+/// The largest answer to a push.
+const LARGEST_ANSWER: usize = 1 << 20;
 
 /// A push on its way.
 pub struct Job {
@@ -114,20 +121,23 @@ impl Pusher {
         }
         let (sender, body) = mpsc::channel(IN_FLIGHT);
         let send = |job: &Job| {
-            let request = Some(Request::Push(job.request.clone()));
             // There is room for as many as may wait.
-            let _ = sender.try_send(proto::StreamRequest { id: job.request.sequence, request });
+            let _ = sender.try_send(Outgoing::push(job.request.sequence, &job.request));
         };
         waiting.iter().for_each(send);
-        let beginning = data.stream(self.credentials.request(ReceiverStream::new(body)));
-        let begun = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
-        let mut answers: Streaming<proto::StreamResponse> = begun.into_inner();
+        let beginning = self.begin(Requests::new(ReceiverStream::new(body)));
+        let mut answers = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
         let mut closed = false;
         loop {
             let deadline = waiting.front().map(|job| job.deadline.into());
             tokio::select! {
-                answer = answers.message() => {
-                    let answer = answer?.ok_or_else(|| Status::unavailable("the shard has ended the stream"))?;
+                answer = answers.next() => {
+                    let Some(answer) = answer? else {
+                        let ended = || Status::unavailable("the shard has ended the stream");
+                        return Err(answers.status().filter(|status| status.code() != Code::Ok).unwrap_or_else(ended));
+                    };
+                    let answer = proto::StreamResponse::decode(answer)
+                        .map_err(|e| Status::unknown(format!("the answer cannot be read: {e}")))?;
                     if let Some(place) = waiting.iter().position(|job| job.request.sequence == answer.id) {
                         backoff.reset();
                         if answer.code != 0 && answer.retry_after_ms > 0 {
@@ -151,6 +161,27 @@ impl Pusher {
                 return Ok(());
             }
         }
+    }
+
+    /// Opens the stream, on HTTP itself: gradients go to the socket without a copy.
+    async fn begin(&self, body: Requests<ReceiverStream<Outgoing>>) -> std::result::Result<Messages, Status> {
+        let mut request = http::Request::new(Body::new(body));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = http::Uri::from_static("/hotrow.v1.Data/Stream");
+        *request.version_mut() = http::Version::HTTP_2;
+        let headers = request.headers_mut();
+        headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        self.credentials.add_to(headers);
+        let failed = |error: tonic::transport::Error| Status::from_error(Box::new(error));
+        let mut channel = self.channel.clone();
+        let response = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
+        if let Some(status) = Status::from_header_map(response.headers())
+            && status.code() != Code::Ok
+        {
+            return Err(status);
+        }
+        Ok(Messages::new(response.into_body(), LARGEST_ANSWER))
     }
 
     fn outcome(&self, answer: proto::StreamResponse) -> Result<bool> {

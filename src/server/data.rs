@@ -21,12 +21,12 @@ use tonic::{Code, Status};
 use tower::Service;
 
 use super::auth::Role;
-use super::framing::{Answer, Messages, Outer, Outgoing};
 use super::gate::{Deadline, Room};
 use super::shard::Shard;
 use super::status;
 use crate::engine::{ClientId, Origin, PooledPull, Pooling, Pull, Push, Pushed, RowFormat, Touch, check_bags};
 use crate::error::{Error, Result as EngineResult};
+use crate::framing::{Answer, Messages, Outer, Outgoing};
 use crate::{proto, wire};
 
 /// Field numbers of `data.proto` that are framed by hand.

@@ -9,7 +9,6 @@ mod auth;
 mod buffers;
 pub mod config;
 mod data;
-mod framing;
 mod gate;
 mod http;
 mod listen;
