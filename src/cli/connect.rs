@@ -14,10 +14,10 @@ pub struct Connect {
     /// Any shard of the cluster: host:port, or unix:path.
     #[arg(long, short, env = "HOTROW_ENDPOINT", default_value = "127.0.0.1:7700")]
     pub endpoint: Vec<String>,
-    /// The token to show.
+    /// The token to show, where servers ask for one.
     #[arg(long, env = "HOTROW_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// The authority that signed the servers' certificates, PEM: speak TLS.
+    /// The authority that signed the servers' certificates, PEM: speak TLS. Without it: plain text.
     #[arg(long, env = "HOTROW_CA")]
     pub ca: Option<PathBuf>,
     /// The certificate to show, PEM, where servers ask for one.
@@ -26,7 +26,7 @@ pub struct Connect {
     /// Its private key, PEM.
     #[arg(long, env = "HOTROW_KEY", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Seconds that a call may take.
+    /// Seconds that a call may take, all attempts together.
     #[arg(long, env = "HOTROW_TIMEOUT", default_value_t = 10.0)]
     pub timeout: f64,
 }
