@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use tonic::Code;
 
-use crate::client::{Client, Credentials, Options};
+use crate::client::{Client, Credentials, Error as Refusal, Options};
 
 /// Where the server is, and what to show it.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,8 +57,14 @@ impl Connect {
 
     /// A client with other options.
     pub async fn client_with(&self, options: Options) -> Result<Client> {
-        Client::connect_with(&self.endpoint, options)
-            .await
-            .with_context(|| format!("cannot reach {}: is `hotrow serve` running there?", self.endpoint.join(" or ")))
+        Client::connect_with(&self.endpoint, options).await.map_err(|error| match error {
+            Refusal::TimedOut { .. } => {
+                let endpoints = self.endpoint.join(" or ");
+                let hint = "is `hotrow serve` running there, and does it speak TLS (--ca)?";
+                anyhow::Error::new(error).context(format!("cannot reach {endpoints}: {hint}"))
+            }
+            Refusal::Refused { code: Code::Unauthenticated, .. } => anyhow::Error::new(error).context("--token"),
+            _ => error.into(),
+        })
     }
 }
