@@ -52,7 +52,7 @@ pub struct Args {
     /// The table's name, for the printout.
     #[arg(default_value = "table")]
     name: String,
-    /// Take the tables from the [[table]] entries of this file, the one that `hotrow serve --config` reads.
+    /// Take the tables from this file, the one that `hotrow serve --config` reads: its `[[table]]` entries.
     #[arg(long, short, value_name = "FILE", conflicts_with_all = ALONE)]
     config: Option<PathBuf>,
     /// How many rows a hashed table will have. With --config: NAME=N, once for each hashed table.
