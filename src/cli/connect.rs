@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use tonic::Code;
 
-use crate::client::{Client, Credentials, Error, Options};
+use crate::client::{Client, Credentials, Error as Refusal, Options};
 
 /// Where the server is, and what to show it.
 #[derive(Clone, Debug, clap::Args)]
@@ -14,10 +15,10 @@ pub struct Connect {
     /// Any shard of the cluster: host:port, or unix:path [default: 127.0.0.1:7700].
     #[arg(long, short, env = "HOTROW_ENDPOINT", value_delimiter = ',')]
     pub endpoint: Vec<String>,
-    /// The token to show.
+    /// The token to show, where servers ask for one.
     #[arg(long, env = "HOTROW_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// The authority that signed the servers' certificates, PEM: speak TLS.
+    /// The authority that signed the servers' certificates, PEM: speak TLS. Without it: plain text.
     #[arg(long, env = "HOTROW_CA")]
     pub ca: Option<PathBuf>,
     /// The certificate to show, PEM, where servers ask for one.
@@ -26,7 +27,7 @@ pub struct Connect {
     /// Its private key, PEM.
     #[arg(long, env = "HOTROW_KEY", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Seconds that a call may take.
+    /// Seconds that a call may take, all attempts together.
     #[arg(long, env = "HOTROW_TIMEOUT", default_value_t = 10.0)]
     pub timeout: f64,
 }
@@ -59,9 +60,12 @@ impl Connect {
         let default = ["127.0.0.1:7700".to_string()];
         let endpoints = if self.endpoint.is_empty() { &default[..] } else { &self.endpoint };
         Client::connect_with(endpoints, options).await.map_err(|error| match error {
-            Error::TimedOut { .. } => anyhow::Error::new(error)
-                .context(format!("cannot reach {}: is `hotrow serve` running there?", endpoints.join(" or "))),
-            other => other.into(),
+            Refusal::TimedOut { .. } => {
+                let hint = "is `hotrow serve` running there, and does it speak TLS (--ca)?";
+                anyhow::Error::new(error).context(format!("cannot reach {}: {hint}", endpoints.join(" or ")))
+            }
+            Refusal::Refused { code: Code::Unauthenticated, .. } => anyhow::Error::new(error).context("--token"),
+            _ => error.into(),
         })
     }
 }

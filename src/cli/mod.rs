@@ -17,7 +17,7 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 #[derive(Parser)]
 #[command(name = "hotrow", version, max_term_width = 120)]
 #[command(
-    after_help = "Start with:\n  hotrow serve\n  hotrow table create item --dim 64 --rows 1000000\n  hotrow pull item 3 1415"
+    after_help = "Start with:\n  hotrow serve\n  hotrow table create item --dim 64 --rows 1000000\n  hotrow push item 3 1415 --fill 0.1\n  hotrow pull item 3 1415\n  hotrow stats"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -26,24 +26,20 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a server: one shard of a cluster, or all of it.
     Serve(Box<serve::Args>),
     /// Make, list, describe, alter and drop tables.
     #[command(subcommand)]
     Table(table::Command),
-    /// Read rows.
     Pull(pull::Args),
-    /// Apply gradients.
     Push(push::Args),
-    /// Show hit rates, sizes and memory.
     Stats(stats::Args),
     /// Measure pulls, pushes or training steps against a server.
     Bench(bench::Args),
-    /// Work out how much memory tables take, and how many hosts, before anything is started.
     Plan(plan::Args),
     /// Print a completion script for a shell.
+    #[command(after_help = "Example:\n  hotrow completions fish > ~/.config/fish/completions/hotrow.fish")]
     Completions {
-        /// The shell.
+        /// Which shell the script is for.
         shell: clap_complete::Shell,
     },
 }

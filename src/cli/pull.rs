@@ -6,12 +6,13 @@ use super::Output;
 use super::connect::Connect;
 use crate::engine::{Pull, RowFormat};
 
-/// Read rows.
+/// Read rows of a table and print them.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  hotrow pull item 3 1415 --output json")]
 pub struct Args {
-    /// The table.
+    /// The table's name.
     table: String,
-    /// The keys.
+    /// The keys of the rows. A row that was never trained reads as its initial value.
     #[arg(required = true)]
     keys: Vec<u64>,
     /// How rows travel: f32, f16, bf16 or int8.

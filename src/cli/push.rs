@@ -5,15 +5,15 @@ use anyhow::{Context as _, Result, bail};
 use super::connect::Connect;
 use crate::engine::Push;
 
-/// Apply gradients, such as to try out a table.
+/// Apply gradients to rows of a table, to try it out.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  hotrow push item 3 1415 --fill 0.1\n  echo '{\"key\": 3, \"row\": [0.1, 0.2]}' | hotrow push item --stdin"
 )]
 pub struct Args {
-    /// The table.
+    /// The table's name.
     table: String,
-    /// The keys.
+    /// The keys of the rows.
     keys: Vec<u64>,
     /// The gradient of every number of every row.
     #[arg(long, conflicts_with = "stdin", allow_negative_numbers = true)]
@@ -22,7 +22,7 @@ pub struct Args {
     /// prints.
     #[arg(long, conflicts_with = "keys")]
     stdin: bool,
-    /// Instead of the table's learning rate.
+    /// A learning rate for this push, instead of the table's.
     #[arg(long)]
     learning_rate: Option<f32>,
     /// Which step this is, from 1; adam and adamw need it.

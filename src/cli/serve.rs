@@ -4,21 +4,33 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, anyhow};
+use clap::builder::BoolishValueParser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::server::Server;
 use crate::server::config::Config;
 
-/// Run a server.
+/// Run a server: one shard of a cluster, or all of it.
 ///
-/// Settings come from the file, then from the environment, then from flags; the later ones win.
+/// Settings come from the file, then from the environment, then from flags; the later ones win. Rows live in memory only:
+/// they are lost when the server ends.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  On this host only, for trying out:
+    hotrow serve
+  For others too, with TLS and tokens, and at most 200 GiB of tables:
+    hotrow serve --listen 0.0.0.0:7700 --tls-cert server.pem --tls-key server.key --tokens tokens.txt --memory 200GiB
+  The first of two shards, and what a StatefulSet of four would run (in quotes, or the shell expands the braces):
+    hotrow serve --listen 10.0.0.1:7700 --shards host-a:7700,host-b:7700 --shard 0 --allow-plaintext
+    hotrow serve --listen 0.0.0.0:7700 --shards 'hotrow-{0..3}.hotrow:7700' --shard auto --allow-plaintext
+docs/OPERATIONS.md explains every setting.")]
 pub struct Args {
-    /// A configuration file (TOML). `--print-config` shows every key.
+    /// A configuration file, TOML. `hotrow serve --print-config` prints one with all keys and their defaults.
     #[arg(long, short, env = "HOTROW_CONFIG")]
     config: Option<PathBuf>,
-    /// Print the configuration that would be used, and end.
+    /// Print the configuration that file, environment and flags make together, and end.
     #[arg(long)]
     print_config: bool,
     /// Where to serve gRPC [default: 127.0.0.1:7700].
@@ -30,13 +42,14 @@ pub struct Args {
     /// Where to serve HTTP: metrics and probes [default: 127.0.0.1:7780]. Empty: nowhere.
     #[arg(long, env = "HOTROW_HTTP")]
     http: Option<String>,
-    /// Serve plain text on an address that others can reach.
-    #[arg(long, env = "HOTROW_ALLOW_PLAINTEXT")]
-    allow_plaintext: bool,
-    /// The largest request [default: 64MiB].
+    /// Serve plain text on an address that others can reach; without it, such an address needs TLS.
+    #[arg(long, env = "HOTROW_ALLOW_PLAINTEXT", value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    allow_plaintext: Option<bool>,
+    /// The largest request in bytes; larger ones are refused [default: 64MiB].
     #[arg(long, env = "HOTROW_MAX_REQUEST")]
     max_request: Option<String>,
-    /// The largest answer [default: 256MiB].
+    /// The largest answer in bytes; pulls of more are refused [default: 256MiB].
     #[arg(long, env = "HOTROW_MAX_RESPONSE")]
     max_response: Option<String>,
     /// Requests at a time; more are refused [default: 256].
@@ -45,16 +58,17 @@ pub struct Args {
     /// Connections at a time; more wait [default: 4096].
     #[arg(long, env = "HOTROW_MAX_CONNECTIONS")]
     max_connections: Option<usize>,
-    /// How long to wait for requests to finish when ending [default: 30].
+    /// Seconds to wait for requests to finish when told to end [default: 30].
     #[arg(long, env = "HOTROW_DRAIN_SECONDS")]
     drain_seconds: Option<u64>,
-    /// After how long without a push a client is forgotten [default: 86400].
+    /// Seconds without a push after which a client is forgotten and its later pushes are refused [default: 86400].
     #[arg(long, env = "HOTROW_CLIENT_IDLE_SECONDS")]
     client_idle_seconds: Option<u64>,
-    /// Partitions of the cluster, the same on all shards for its whole life [default: 128].
+    /// Parts that every table is cut into, to be shared out to shards: a power of two, the same on all shards for the
+    /// cluster's whole life [default: 128].
     #[arg(long, env = "HOTROW_PARTITIONS")]
     partitions: Option<u32>,
-    /// The seed of all randomness, the same on all shards [default: 0].
+    /// The seed of initial values and rounding, the same on all shards for the cluster's whole life [default: 0].
     #[arg(long, env = "HOTROW_SEED")]
     seed: Option<u32>,
     /// Threads for large requests [default: one per core].
@@ -66,16 +80,17 @@ pub struct Args {
     /// The cluster's name [default: hotrow].
     #[arg(long, env = "HOTROW_CLUSTER")]
     cluster: Option<String>,
-    /// Where all shards are reached, the same list on all of them: a:7700,b:7700 or hotrow-{0..3}.hotrow:7700.
+    /// Where all shards are reached, the same list on all of them: a:7700,b:7700 or 'hotrow-{0..3}.hotrow:7700' [default:
+    /// this shard is all there is].
     #[arg(long, env = "HOTROW_SHARDS", value_delimiter = ',')]
     shards: Option<Vec<String>>,
-    /// Which of them this is, from 0; auto takes the number at the end of the host's name.
+    /// Which of them this is, from 0; auto takes the number at the end of the host's name [default: 0].
     #[arg(long, env = "HOTROW_SHARD")]
     shard: Option<String>,
     /// A file with the admin token that this shard shows the others.
     #[arg(long, env = "HOTROW_CLUSTER_TOKEN_FILE")]
     cluster_token_file: Option<PathBuf>,
-    /// The authority that signed the shards' certificates.
+    /// The authority that signed the shards' certificates, PEM: shards speak TLS to each other.
     #[arg(long, env = "HOTROW_CLUSTER_CA")]
     cluster_ca: Option<PathBuf>,
     /// The certificate chain, PEM: serve TLS.
@@ -84,13 +99,13 @@ pub struct Args {
     /// Its private key, PEM.
     #[arg(long, env = "HOTROW_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// The authority that must have signed clients' certificates.
+    /// The authority that must have signed clients' certificates, PEM: clients have to show one.
     #[arg(long, env = "HOTROW_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
-    /// A file of lines "role token"; roles are read, write and admin.
+    /// A file of lines "role token"; roles are read, write and admin [default: everybody may do everything].
     #[arg(long, env = "HOTROW_TOKENS")]
     tokens: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, trace [default: info].
+    /// What to log: error, warn, info, debug or trace, or a filter such as info,hotrow=debug [default: info].
     #[arg(long, env = "HOTROW_LOG")]
     log: Option<String>,
     /// How to log: text or json [default: text].
@@ -115,7 +130,7 @@ impl Args {
         set(&mut config.server.listen, self.listen);
         set(&mut config.server.unix, self.unix);
         set(&mut config.server.http, self.http);
-        config.server.allow_plaintext |= self.allow_plaintext;
+        set(&mut config.server.allow_plaintext, self.allow_plaintext);
         set(&mut config.server.max_request, self.max_request);
         set(&mut config.server.max_response, self.max_response);
         set(&mut config.server.max_in_flight, self.max_in_flight);
@@ -199,4 +214,76 @@ async fn serve(config: &Config) -> Result<()> {
     server.drain().await?;
     tracing::info!("drained");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::config::{REFERENCE, TableConfig};
+    use crate::table::TableSpec;
+
+    const PAGE: &str = include_str!("../../docs/OPERATIONS.md");
+
+    /// The line of the page's tables that has `` `name` ``.
+    fn line(name: &str) -> &'static str {
+        let cell = format!("| `{name}` |");
+        PAGE.lines().find(|line| line.contains(&cell)).unwrap_or_else(|| panic!("{name} is missing from OPERATIONS.md"))
+    }
+
+    #[test]
+    fn the_page_has_every_key_with_its_default() {
+        let sections: toml::Table = toml::from_str(REFERENCE).unwrap();
+        for (section, keys) in sections {
+            for (key, default) in keys.as_table().unwrap() {
+                let line = line(&format!("{section}.{key}"));
+                let default = match default {
+                    toml::Value::String(text) if text.is_empty() => "| empty".into(),
+                    toml::Value::Array(list) if list.is_empty() => "| empty".into(),
+                    toml::Value::String(text) => format!("| `{text}` |"),
+                    other => format!("| `{other}` |"),
+                };
+                assert!(line.contains(&default), "{line} does not have {default}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_has_every_key_of_a_table() {
+        let mut spec = TableSpec::dense("t", 1, 1);
+        spec.clip_norm = Some(1.0);
+        let keys = toml::Table::try_from(TableConfig::of(&spec)).unwrap();
+        for key in keys.keys() {
+            assert!(PAGE.contains(&format!("`{key}`")), "{key} is missing from OPERATIONS.md");
+            assert!(REFERENCE.contains(&format!("\n# {key} = ")), "{key} is missing from the reference configuration");
+        }
+    }
+
+    #[test]
+    fn flags_override_the_file_either_way() {
+        use clap::FromArgMatches as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hotrow.toml");
+        std::fs::write(&path, "[server]\nallow_plaintext = true\nmax_in_flight = 3\n[engine]\nseed = 7").unwrap();
+        let read = |flags: &[&str]| {
+            let command = <Args as clap::Args>::augment_args(clap::Command::new("serve"));
+            let line = ["serve", "--config", path.to_str().unwrap()].into_iter().chain(flags.iter().copied());
+            Args::from_arg_matches(&command.get_matches_from(line)).unwrap().into_config().unwrap()
+        };
+        let config = read(&["--seed", "8"]);
+        assert!(config.server.allow_plaintext);
+        assert_eq!((config.server.max_in_flight, config.engine.seed), (3, 8));
+        assert!(!read(&["--allow-plaintext=false"]).server.allow_plaintext);
+        assert!(read(&["--allow-plaintext"]).server.allow_plaintext);
+    }
+
+    #[test]
+    fn the_page_has_every_flag_with_its_variable() {
+        let command = <Args as clap::Args>::augment_args(clap::Command::new("serve"));
+        for arg in command.get_arguments() {
+            let line = line(&format!("--{}", arg.get_long().expect("every argument is a flag")));
+            if let Some(variable) = arg.get_env() {
+                assert!(line.contains(&format!("| `{}` |", variable.display())), "{line} does not have {variable:?}");
+            }
+        }
+    }
 }

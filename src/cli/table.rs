@@ -13,6 +13,13 @@ use crate::table::{TableSpec, show_bytes};
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Make a table on all shards. Making the same one again is fine.
+    #[command(after_help = "\
+Examples:
+  A million rows at int8, 5 % of them, the hot ones, at full precision in the cache:
+    hotrow table create item --dim 64 --rows 1000000
+  Any 64-bit key, int4, Adam with half-size state, two gigabytes of cache:
+    hotrow table create user --dim 128 --precision int4 --optimizer adam --state-precision bf16 --cache 2GiB
+  What it will cost, before it is made: the same flags with `hotrow plan`.")]
     Create {
         #[command(flatten)]
         table: Box<TableFlags>,
@@ -41,7 +48,7 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Change hyper-parameters of a table that is in use.
+    /// Change learning rate, weight decay or clipping of a table that is in use.
     Alter {
         /// The table.
         name: String,
@@ -64,7 +71,7 @@ pub enum Command {
     Drop {
         /// The table.
         name: String,
-        /// Do not ask.
+        /// Needed, so that nobody drops a table by mistake.
         #[arg(long, short)]
         yes: bool,
         #[command(flatten)]
@@ -76,21 +83,37 @@ pub enum Command {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Table")]
 pub struct TableFlags {
-    /// Its name: letters, digits, _ - . /
+    /// The table's name: letters, digits, _ - . /
+    #[arg(help_heading = None)]
     pub name: String,
     /// Numbers in a row.
     #[arg(long)]
     pub dim: usize,
-    /// Rows: keys are 0 to rows - 1. Leave it out for a hashed table: any 64-bit key.
-    #[arg(long)]
+    #[command(flatten)]
+    pub spec: SpecFlags,
+}
+
+impl TableFlags {
+    /// The spec that the flags describe.
+    pub fn spec(&self) -> Result<TableSpec> {
+        self.spec.spec(&self.name, self.dim)
+    }
+}
+
+/// Everything about a table that has a default.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Table")]
+pub struct SpecFlags {
+    /// Rows: keys are 0 to rows - 1. Leave it out for a hashed table: any 64-bit key, rows appear on first use.
+    #[arg(long, value_name = "N", value_parser = count)]
     pub rows: Option<u64>,
     /// How rows are stored: f32, f16, bf16, int8, int4 or int2 [default: int8].
     #[arg(long)]
     pub precision: Option<String>,
-    /// symmetric or affine [default: what suits the precision].
+    /// How integers map to numbers: symmetric or affine [default: affine for int4 and int2, symmetric for int8].
     #[arg(long)]
     pub quantizer: Option<String>,
-    /// stochastic or nearest [default: stochastic].
+    /// How a row is rounded when it leaves the cache: stochastic or nearest (to compare) [default: stochastic].
     #[arg(long)]
     pub rounding: Option<String>,
     /// sgd, adagrad, rowwise_adagrad, adam or adamw; numbers as in adam:beta1=0.9,eps=1e-8 [default: rowwise_adagrad].
@@ -99,33 +122,34 @@ pub struct TableFlags {
     /// The learning rate, where a push brings none [default: 0.01].
     #[arg(long)]
     pub learning_rate: Option<f32>,
-    /// L2 weight decay [default: 0].
+    /// Weight decay on the rows of a push: L2, or decoupled for adamw [default: 0].
     #[arg(long)]
     pub weight_decay: Option<f32>,
-    /// The largest L2 norm of a row's gradient [default: no limit].
+    /// The largest L2 norm of a row's gradient; longer ones are scaled down to it [default: no limit].
     #[arg(long)]
     pub clip_norm: Option<f32>,
     /// How optimizer state is stored: f32 or bf16 [default: f32].
     #[arg(long)]
     pub state_precision: Option<String>,
-    /// What untrained rows read as: zeros, constant:0.1, uniform:-0.1,0.1, normal:0,0.01 or dlrm.
+    /// What untrained rows read as: zeros, constant:0.1, uniform:-0.1,0.1, normal:0,0.01 or dlrm [default: dlrm, or
+    /// uniform:-0.01,0.01 if hashed].
     #[arg(long)]
     pub initializer: Option<String>,
-    /// What the cache may hold: 5%, 100000rows or 2GiB [default: 5%, or 65536rows if hashed].
+    /// What the full-precision cache may hold: 5%, 100000rows or 2GiB [default: 5%, or 65536rows if hashed].
     #[arg(long)]
     pub cache: Option<String>,
-    /// lru or lfu [default: lru].
+    /// Which cached row gives way to a new one: lru (least recently pushed) or lfu (least often) [default: lru].
     #[arg(long)]
     pub policy: Option<String>,
 }
 
-impl TableFlags {
-    /// The spec that the flags describe.
-    pub fn spec(&self) -> Result<TableSpec> {
+impl SpecFlags {
+    /// The spec of a table of this name and dim.
+    pub fn spec(&self, name: &str, dim: usize) -> Result<TableSpec> {
         let flags = self.clone();
         let config = TableConfig {
-            name: flags.name,
-            dim: flags.dim,
+            name: name.into(),
+            dim,
             rows: flags.rows,
             precision: flags.precision,
             quantizer: flags.quantizer,
@@ -140,6 +164,19 @@ impl TableFlags {
             policy: flags.policy,
         };
         config.spec().map_err(|e| anyhow!(e))
+    }
+}
+
+/// A number of rows: 1000000, 1_000_000 or 1e6.
+pub fn count(text: &str) -> Result<u64, String> {
+    let digits = text.trim().replace('_', "");
+    if let Ok(count) = digits.parse() {
+        return Ok(count);
+    }
+    match digits.parse::<f64>() {
+        // Up to here every whole number is an f64.
+        Ok(count) if count >= 0.0 && count.fract() == 0.0 && count <= (1u64 << 53) as f64 => Ok(count as u64),
+        _ => Err("use a whole number, such as 1000000, 1_000_000 or 1e6".into()),
     }
 }
 
@@ -228,5 +265,21 @@ fn cost(footprint: &proto::Footprint) -> String {
     match footprint.total_bytes {
         Some(total) => format!("{} ({per_row}, cache included)", show_bytes(total)),
         None => format!("{per_row}, and {} of cache", show_bytes(footprint.cache_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_as_people_write_them() {
+        for (text, value) in [("7", 7), ("1_000", 1_000), ("1e11", 100_000_000_000), ("18446744073709551615", u64::MAX)]
+        {
+            assert_eq!(count(text), Ok(value), "{text}");
+        }
+        for wrong in ["", "-1", "1.5", "1e99", "many", "nan"] {
+            assert!(count(wrong).unwrap_err().contains("1e6"), "{wrong}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! How a server is set up. `config/hotrow.toml`, compiled in, has every key with its default.
+//! How a server is set up. `deploy/hotrow.toml`, compiled in, has every key with its default.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -279,7 +279,10 @@ impl Config {
             owned: Some(topology.owned_by(shard)),
             seed: self.engine.seed,
             threads: self.engine.threads,
-            memory_budget: (!memory.is_empty()).then(|| parse_bytes(memory)).transpose()?,
+            memory_budget: (!memory.is_empty())
+                .then(|| parse_bytes(memory))
+                .transpose()
+                .map_err(|e| format!("engine.memory (--memory): {e}"))?,
             ..EngineConfig::default()
         })
     }
