@@ -370,7 +370,12 @@ fn gradients<'a>(
             return Err(invalid(table, "gradients travel as f32, f16 or bf16: int8 would lose the small ones".into()));
         }
     };
-    let Some(bags) = bags else { return Ok(sent) };
+    let Some(bags) = bags else {
+        if !push.bag_sizes.is_empty() {
+            return Err(invalid(table, "bag_sizes go with pooling: set it to MEAN".into()));
+        }
+        return Ok(sent);
+    };
     check_bags(table, keys.len(), &bags.offsets, bags.weights.as_deref(), bags.pooling)?;
     let sizes: Cow<'_, [u32]> = wire::numbers(table, "bag_sizes", &push.bag_sizes)?;
     if !sizes.is_empty() && (bags.pooling != Pooling::Mean || sizes.len() != rows || sizes.contains(&0)) {

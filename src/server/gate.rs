@@ -154,7 +154,7 @@ where
 
 /// A method's name for metrics. Only methods that exist have one, so that callers cannot make up labels.
 fn method_label(path: &str) -> &'static str {
-    const METHODS: [&str; 19] = [
+    const METHODS: [&str; 20] = [
         "hotrow.v1.Data/Pull",
         "hotrow.v1.Data/Push",
         "hotrow.v1.Data/Touch",
@@ -173,6 +173,7 @@ fn method_label(path: &str) -> &'static str {
         "hotrow.v1.Admin/AssignRows",
         "hotrow.v1.Admin/RemoveRows",
         "hotrow.v1.Admin/ScanKeys",
+        "hotrow.v1.Admin/InspectRow",
         "grpc.health.v1.Health/Check",
     ];
     let path = path.trim_start_matches('/');

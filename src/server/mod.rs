@@ -201,7 +201,7 @@ async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<SocketAddr> {
 }
 
 async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, listeners: Listeners) -> Result<()> {
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
     let names = ["", "hotrow.v1.Data", "hotrow.v1.Tables", "hotrow.v1.Admin"];
     for name in names {
         health.set_service_status(name, tonic_health::ServingStatus::Serving).await;
@@ -218,6 +218,8 @@ async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, li
         let _ = draining.wait_for(|draining| *draining).await;
         for name in names {
             health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+            // Ends the streams of those who watch, which would be waited for.
+            health.clear_service_status(name).await;
         }
     };
     let Listeners { connections, .. } = listeners;
