@@ -7,7 +7,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers"
 	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long lint sanitize sanitize-long bench bench-engine bench-service bench-matrix bench-codec clean
+.PHONY: help test test-long interop lint sanitize sanitize-long bench bench-engine bench-service bench-matrix bench-codec clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -15,6 +15,7 @@ help: ## print this list
 test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI runs)
 	@echo "== all tests"
 	$(CARGO) test --locked
+	@$(MAKE) --no-print-directory interop
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
 
@@ -22,6 +23,10 @@ test-long: ## the same properties with twenty times the cases, and the sanitizer
 	@echo "== all tests, 20 times the cases"
 	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release
 	@$(MAKE) --no-print-directory sanitize-long
+
+interop: ## clients that we did not write: Python's gRPC with generated stubs, a real Prometheus
+	@echo "== Python's gRPC and Prometheus against a real server"
+	@tests/interop/run
 
 lint: ## formatting, clippy and documentation, warnings are errors
 	@echo "== formatting"

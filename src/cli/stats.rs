@@ -86,8 +86,8 @@ pub async fn run(args: Args) -> Result<()> {
             t.table,
             t.rows,
             t.cached_rows,
-            percent(ratio(t.pull_hits, t.pull_misses)),
-            percent(ratio(t.push_hits, t.push_misses)),
+            percent(ratio(t.pull_hits, t.pull_misses).filter(|_| t.cache_slots > 0)),
+            percent(ratio(t.push_hits, t.push_misses).filter(|_| t.cache_slots > 0)),
         );
     }
     for shard in shards {

@@ -40,12 +40,12 @@ pub enum Error {
     #[error("the topology has changed")]
     StaleTopology,
     /// A push failed on one shard or more.
-    #[error("push {sequence} failed: {source}; push_again({sequence}, ..) tries again and applies nothing twice")]
+    #[error("push {sequence} failed: {cause}; push_again({sequence}, ..) tries again and applies nothing twice")]
     Push {
         /// The push.
         sequence: u64,
         /// The first failure.
-        source: Box<Error>,
+        cause: Box<Error>,
     },
 }
 
@@ -55,10 +55,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Whether trying again may help.
 pub(super) fn is_transient(status: &Status) -> bool {
     match status.code() {
-        // `Unknown` and `Internal` are what a connection that was cut in the middle looks like; tonic's own timeout is
-        // `Cancelled`. Every server error has a code of its own.
+        // `Unknown` is what a connection that was cut in the middle looks like, and tonic's own timeout is `Cancelled`.
+        // Every error of a server has a code of its own.
         Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown => true,
-        Code::Internal => !status.message().is_empty(),
+        // A stream that was reset is `Internal`, with its cause; what a server says itself has none.
+        Code::Internal => std::error::Error::source(status).is_some(),
         Code::ResourceExhausted => status.metadata().contains_key("grpc-retry-pushback-ms"),
         _ => false,
     }

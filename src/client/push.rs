@@ -117,7 +117,7 @@ impl PendingPush {
         match first {
             None => Ok(()),
             Some(Error::StaleTopology) => Err(Error::StaleTopology),
-            Some(source) => Err(Error::Push { sequence, source: Box::new(source) }),
+            Some(cause) => Err(Error::Push { sequence, cause: Box::new(cause) }),
         }
     }
 }

@@ -246,7 +246,10 @@ fn read(shard: &Shard, request: &proto::PullRequest) -> EngineResult<(proto::Pul
         let dim = shard.engine.dim(table)?;
         let keys = wire::numbers(table, "keys", &pull.keys)?;
         let (part, rows) = match Bags::read(table, pull.pooling, &pull.offsets, &pull.weights)? {
-            None => (Part::Rows { table, keys: keys.clone() }, keys.len()),
+            None => {
+                let rows = keys.len();
+                (Part::Rows { table, keys }, rows)
+            }
             Some(bags) => {
                 let rows = bags.offsets.len();
                 (Part::Bags { table, keys, bags }, rows)

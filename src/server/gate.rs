@@ -140,7 +140,7 @@ where
                 None => inner.call(request).await?,
                 Some(deadline) => match tokio::time::timeout_at(deadline.into(), inner.call(request)).await {
                     Ok(response) => response?,
-                    Err(_) => Status::deadline_exceeded("the deadline passed while the request was read").into_http(),
+                    Err(_) => Status::deadline_exceeded("the deadline passed before there was an answer").into_http(),
                 },
             };
             drop(room);

@@ -140,7 +140,7 @@ const TABLE_METRICS: [TableMetric; 9] = [
     }),
     (
         "hotrow_write_backs_total",
-        "Rows rounded into the row store, conflicts included.",
+        "Rows that pushes and touches rounded into the row store, conflicts included.",
         MetricType::COUNTER,
         &[],
         |stats| vec![(&[], stats.changes.write_backs as f64)],

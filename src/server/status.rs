@@ -23,8 +23,10 @@ pub fn code(error: &Error) -> Code {
         Error::UnknownTable(_) => Code::NotFound,
         Error::TableExists(_) => Code::AlreadyExists,
         Error::NotOwned { .. } | Error::UnknownClient(_) | Error::SequenceForgotten { .. } => Code::FailedPrecondition,
-        Error::OutOfMemory { .. } | Error::TooManyClients(_) | Error::NotOrdered(_) => Code::ResourceExhausted,
-        Error::InvalidConfig(_) | Error::System(_) => Code::Internal,
+        Error::OutOfMemory { .. } | Error::System(_) | Error::TooManyClients(_) | Error::NotOrdered(_) => {
+            Code::ResourceExhausted
+        }
+        Error::InvalidConfig(_) => Code::Internal,
     }
 }
 

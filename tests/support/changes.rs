@@ -1,8 +1,8 @@
 //! Changes as owned data: they can be drawn at random, recorded by a log hook, split by key, and applied again.
 
 use hotrow::{
-    Assign, CacheBudget, Change, Engine, EngineConfig, Lsn, Optimizer, Policy, Precision, Push, Quantizer, Remove,
-    Result, StatePrecision, TableSpec, Touch,
+    Alteration, Assign, CacheBudget, Change, ClientId, Engine, EngineConfig, Lsn, Optimizer, Origin, Policy, Precision,
+    Push, Quantizer, Remove, Result, StatePrecision, TableSpec, Touch,
 };
 
 use super::random::Random;
@@ -28,9 +28,13 @@ pub enum Owned {
     Create(TableSpec),
     Drop(String),
     Push(Vec<Rows>),
+    PushOnce(Origin, Vec<Rows>),
     Touch(Vec<Rows>),
     Assign(Vec<Rows>),
     Remove(Vec<Rows>),
+    Alter(String, Alteration),
+    OpenClient(ClientId),
+    CloseClient(ClientId),
 }
 
 impl Owned {
@@ -40,14 +44,18 @@ impl Owned {
         match *change {
             Change::Create(spec) => Owned::Create(spec.clone()),
             Change::Drop(name) => Owned::Drop(name.into()),
-            Change::Push(pushes) => {
+            Change::Push(pushes) | Change::PushOnce(_, pushes) => {
                 let rows = |push: &Push<'_>| Rows {
                     numbers: push.gradients.to_vec(),
                     learning_rate: push.learning_rate,
                     step: push.step,
                     ..keys(push.table, push.keys)
                 };
-                Owned::Push(pushes.iter().map(rows).collect())
+                let rows = pushes.iter().map(rows).collect();
+                match *change {
+                    Change::PushOnce(origin, _) => Owned::PushOnce(origin, rows),
+                    _ => Owned::Push(rows),
+                }
             }
             Change::Touch(touches) => Owned::Touch(touches.iter().map(|t| keys(t.table, t.keys)).collect()),
             Change::Assign(assigns) => {
@@ -59,6 +67,9 @@ impl Owned {
                 Owned::Assign(assigns.iter().map(rows).collect())
             }
             Change::Remove(removes) => Owned::Remove(removes.iter().map(|r| keys(r.table, r.keys)).collect()),
+            Change::Alter(name, alteration) => Owned::Alter(name.into(), alteration),
+            Change::OpenClient(client) => Owned::OpenClient(client),
+            Change::CloseClient(client) => Owned::CloseClient(client),
         }
     }
 
@@ -68,6 +79,12 @@ impl Owned {
             Owned::Create(spec) => engine.create(spec),
             Owned::Drop(name) => engine.drop_table(name),
             Owned::Push(rows) => engine.push(&rows.iter().map(Rows::as_push).collect::<Vec<_>>()),
+            Owned::PushOnce(origin, rows) => {
+                engine.push_once(*origin, &rows.iter().map(Rows::as_push).collect::<Vec<_>>()).map(|pushed| pushed.lsn)
+            }
+            Owned::Alter(name, alteration) => engine.alter(name, *alteration),
+            Owned::OpenClient(client) => engine.open_client(*client),
+            Owned::CloseClient(client) => engine.close_client(*client),
             Owned::Touch(rows) => engine.touch(&rows.iter().map(Rows::as_touch).collect::<Vec<_>>()),
             Owned::Assign(rows) => engine.assign(&rows.iter().map(Rows::as_assign).collect::<Vec<_>>()),
             Owned::Remove(rows) => engine.remove(&rows.iter().map(Rows::as_remove).collect::<Vec<_>>()),
@@ -78,8 +95,11 @@ impl Owned {
     pub fn only(&self, keep: impl Fn(&str, u64) -> bool) -> Owned {
         let only = |rows: &[Rows]| rows.iter().map(|rows| rows.only(&keep)).collect();
         match self {
-            Owned::Create(_) | Owned::Drop(_) => self.clone(),
+            Owned::Create(_) | Owned::Drop(_) | Owned::Alter(..) | Owned::OpenClient(_) | Owned::CloseClient(_) => {
+                self.clone()
+            }
             Owned::Push(rows) => Owned::Push(only(rows)),
+            Owned::PushOnce(origin, rows) => Owned::PushOnce(*origin, only(rows)),
             Owned::Touch(rows) => Owned::Touch(only(rows)),
             Owned::Assign(rows) => Owned::Assign(only(rows)),
             Owned::Remove(rows) => Owned::Remove(only(rows)),
