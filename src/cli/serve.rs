@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, env = "HOTROW_HTTP")]
     http: Option<String>,
     /// Serve plain text on an address that others can reach.
-    #[arg(long, env = "HOTROW_ALLOW_PLAINTEXT")]
+    #[arg(long, env = "HOTROW_ALLOW_PLAINTEXT", value_parser = clap::builder::BoolishValueParser::new())]
     allow_plaintext: bool,
     /// The largest request [default: 64MiB].
     #[arg(long, env = "HOTROW_MAX_REQUEST")]

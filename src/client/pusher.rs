@@ -83,8 +83,9 @@ impl Pusher {
             }
             let Err(status) = self.stream(&mut open, &mut waiting, &mut queue, &mut backoff).await else { continue };
             self.give_up(&mut waiting, &status);
-            if !waiting.is_empty() {
-                backoff.wait().await;
+            if let Some(first) = waiting.front() {
+                // Whoever waits is told when the deadline passes, not after the next attempt.
+                let _ = tokio::time::timeout_at(first.deadline.into(), backoff.wait()).await;
             }
         }
         if open {

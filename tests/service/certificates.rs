@@ -64,7 +64,7 @@ impl Files {
 }
 
 async fn connect(address: &str, credentials: Credentials) -> Result<Client> {
-    let options = Options { credentials, timeout: Duration::from_millis(700), ..Options::default() };
+    let options = Options { credentials, timeout: Duration::from_millis(700), connections: 1, ..Options::default() };
     Client::connect_with(&[address], options).await
 }
 
@@ -154,6 +154,7 @@ async fn renewed_certificates_are_taken_without_a_restart() {
     let mut shard = Shard::start(&free_address(), &["--tls-cert", &cert, "--tls-key", &key]).await;
     let named = |name: &str| Credentials::default().ca(authority.pem()).domain(name);
     let earlier = connect(&shard.address, named("old.test")).await.unwrap();
+    earlier.stats().await.unwrap();
     assert!(!works(&shard.address, named("new.test")).await);
 
     files.write_signed(&authority.sign(&["new.test"]));

@@ -55,7 +55,7 @@ impl Shard {
     pub async fn start(address: &str, flags: &[&str]) -> Shard {
         let (folder, http) = (tempfile::tempdir().unwrap(), free_address());
         let log = File::create(folder.path().join("log")).unwrap();
-        let mut command = hotrow(&["serve", "--listen", address, "--http", &http, "--log", "debug"]);
+        let mut command = hotrow(&["serve", "--listen", address, "--http", &http, "--log", "info,hotrow=debug"]);
         let child = command.args(flags).stderr(log).spawn().unwrap();
         let mut shard = Shard { child, address: address.into(), http, folder };
         let begun = Instant::now();

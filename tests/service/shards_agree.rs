@@ -86,8 +86,12 @@ async fn four_shards_one_shard_and_no_network_give_the_same_bits() {
     let batches: Vec<Batch> = (1..=1000).map(|step| Batch::random(&mut random, step)).collect();
 
     let engine = Engine::new(EngineConfig::default()).unwrap();
-    tables().iter().for_each(|spec| drop(engine.create(spec).unwrap()));
-    batches.iter().for_each(|batch| drop(engine.push(&batch.pushes()).unwrap()));
+    for spec in tables() {
+        engine.create(&spec).unwrap();
+    }
+    for batch in &batches {
+        engine.push(&batch.pushes()).unwrap();
+    }
     let [items, users] = all_keys();
     let mut expected = vec![0.0; items.len() * 24 + users.len() * 9];
     engine.pull(&[Pull { table: "user", keys: &users }, Pull { table: "item", keys: &items }], &mut expected).unwrap();
