@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hotrow::TableSpec;
 use hotrow::proto::{PullRequest, TablePull};
+use prost::Message as _;
 use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 use crate::cluster::{Cluster, packed};
 use crate::random::Random;
+use crate::raw::{Raw, framed};
 
 const IN_FLIGHT: usize = 8;
 const ROWS: u64 = 100_000;
@@ -21,12 +25,24 @@ async fn the_excess_is_refused_and_memory_stays() {
     let mut cluster = Cluster::start(1, &["--max-in-flight", &IN_FLIGHT.to_string()]).await;
     cluster.client().await.create_table(&TableSpec::dense("t", ROWS, 64)).await.unwrap();
     let time = Duration::from_secs(3) * crate::scale();
+    // Half of the room is taken by callers who take their time.
+    let table = |keys: &[u64]| TablePull { table: "t".into(), keys: packed(keys), ..Default::default() };
+    let small = framed(&PullRequest { tables: vec![table(&[1])], ..Default::default() }.encode_to_vec());
+    let mut slow = JoinSet::new();
+    let mut rests = Vec::new();
+    for _ in 0..IN_FLIGHT / 2 {
+        let (rest, body) = tokio::sync::mpsc::channel::<Bytes>(2);
+        rest.send(small.slice(..9)).await.unwrap();
+        let mut raw = Raw::connect(&cluster.shards[0].address).await;
+        slow.spawn(async move { raw.post_slowly("/hotrow.v1.Data/Pull", &[], ReceiverStream::new(body)).await });
+        rests.push(rest);
+    }
     let refused = Arc::new(AtomicU64::new(0));
     let begun = Instant::now();
     let mut tasks = JoinSet::new();
     // Few connections: a server takes all the requests of one before it answers the first.
     let connections = [cluster.shards[0].data(), cluster.shards[0].data()];
-    for task in 0..2 * IN_FLIGHT {
+    for task in 0..2 * IN_FLIGHT - IN_FLIGHT / 2 {
         let (mut data, refused) = (connections[task % 2].clone(), Arc::clone(&refused));
         let mut random = Random(task as u64);
         tasks.spawn(async move {
@@ -78,11 +94,16 @@ async fn the_excess_is_refused_and_memory_stays() {
     assert!(refused > 0, "twice as many as there may be, and none was refused");
     // Buffers for as many answers as there may be at a time are a few megabytes.
     assert!(most < warm + warm / 4 + (32 << 20), "memory grew from {warm} to {most} bytes");
-    // All the room is given back.
+    // Those who were slow are answered, and all the room is given back.
+    for rest in rests {
+        rest.send(small.slice(9..)).await.unwrap();
+    }
+    while let Some(answer) = slow.join_next().await {
+        assert_eq!(answer.unwrap().unwrap().status.code(), Code::Ok);
+    }
     let mut data = cluster.shards[0].data();
-    let table = || TablePull { table: "t".into(), keys: packed(&[1u64]), ..Default::default() };
     for _ in 0..10 * IN_FLIGHT {
-        data.pull(PullRequest { tables: vec![table()], ..Default::default() }).await.unwrap();
+        data.pull(PullRequest { tables: vec![table(&[1])], ..Default::default() }).await.unwrap();
     }
     cluster.check();
 }
