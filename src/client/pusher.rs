@@ -23,8 +23,11 @@ use crate::proto;
 use crate::proto::stream_request::Request;
 use crate::proto::stream_response::Response;
 
-/// Pushes without an answer. A shard tells 64 apart.
+/// Pushes without an answer.
 pub const IN_FLIGHT: usize = 32;
+/// How far apart their sequences may be: so many below the highest a shard remembers. Sequences that went to other shards
+/// count too, so few pushes can be far apart.
+const REMEMBERED: u64 = 64;
 
 /// A push on its way.
 pub struct Job {
@@ -114,12 +117,22 @@ impl Pusher {
             *open = true;
         }
         let (sender, body) = mpsc::channel(IN_FLIGHT);
-        let send = |job: &Job| {
-            let request = Some(Request::Push(job.request.clone()));
-            // There is room for as many as may wait.
-            let _ = sender.try_send(proto::StreamRequest { id: job.request.sequence, request });
+        // How many of those that wait were sent. One that is too far from another waits until that one is answered: if the
+        // answer were lost, the shard could not tell any more whether it has applied the earlier one.
+        let mut sent = 0;
+        let send = |waiting: &VecDeque<Job>, sent: &mut usize| {
+            while let Some(job) = waiting.get(*sent) {
+                let sequence = job.request.sequence;
+                if waiting.iter().take(*sent).any(|other| other.request.sequence.abs_diff(sequence) > REMEMBERED) {
+                    return;
+                }
+                let request = Some(Request::Push(job.request.clone()));
+                // There is room for as many as may wait.
+                let _ = sender.try_send(proto::StreamRequest { id: sequence, request });
+                *sent += 1;
+            }
         };
-        waiting.iter().for_each(send);
+        send(waiting, &mut sent);
         let beginning = data.stream(self.credentials.request(ReceiverStream::new(body)));
         let begun = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
         let mut answers: Streaming<proto::StreamResponse> = begun.into_inner();
@@ -129,25 +142,24 @@ impl Pusher {
             tokio::select! {
                 answer = answers.message() => {
                     let answer = answer?.ok_or_else(|| Status::unavailable("the shard has ended the stream"))?;
-                    if let Some(place) = waiting.iter().position(|job| job.request.sequence == answer.id) {
+                    if let Some(place) = waiting.iter().take(sent).position(|job| job.request.sequence == answer.id) {
                         backoff.reset();
                         if answer.code != 0 && answer.retry_after_ms > 0 {
                             return Err(Status::unavailable(answer.message));
                         }
                         let job = waiting.remove(place).expect("the place was found");
+                        sent -= 1;
                         // Whoever no longer waits for it does not mind.
                         let _ = job.done.send(self.outcome(answer));
                     }
                 }
                 () = sleep_until(deadline) => return Err(no_answer()),
                 job = queue.recv(), if waiting.len() < IN_FLIGHT && !closed => match job {
-                    Some(job) => {
-                        send(&job);
-                        waiting.push_back(job);
-                    }
+                    Some(job) => waiting.push_back(job),
                     None => closed = true,
                 },
             }
+            send(waiting, &mut sent);
             if closed && waiting.is_empty() {
                 return Ok(());
             }

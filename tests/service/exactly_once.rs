@@ -111,3 +111,37 @@ async fn pushes_through_a_broken_network_are_applied_once_and_in_order() {
     }
     cluster.check();
 }
+
+/// A shard remembers 64 sequences, and those that went to other shards count too.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_lost_while_many_pushes_go_elsewhere_is_found_again() {
+    let listen = [free_address(), free_address()];
+    let proxy = Proxy::start(&listen[0], 0).await;
+    let mut cluster = Cluster::announced(&listen, &[proxy.address.clone(), listen[1].clone()], &[]).await;
+    let client = Client::connect(&proxy.address).await.unwrap();
+    client.create_table(&counts()).await.unwrap();
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    engine.create(&counts()).unwrap();
+    let shard_of = |key| client.topology().partition_shards[engine.partition_of("count", key).unwrap() as usize];
+    let key_on = |shard| (0..).find(|&key| shard_of(key) == shard).unwrap();
+    let (here, elsewhere) = ([key_on(0)], [key_on(1)]);
+    let push = |keys| [Push { table: "count", keys, gradients: &[-1.0; DIM], ..Push::default() }];
+    client.push(&push(&here)).await.unwrap();
+
+    proxy.set_silent(true);
+    let first = client.push_later(&push(&here)).await.unwrap();
+    for _ in 0..100 {
+        client.push(&push(&elsewhere)).await.unwrap();
+    }
+    let last = client.push_later(&push(&here)).await.unwrap();
+    // Time for whatever was sent to be applied, and for its answer to be held back.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.cut();
+    proxy.set_silent(false);
+    first.done().await.unwrap();
+    last.done().await.unwrap();
+    let keys = [here[0], elsewhere[0]];
+    let rows = client.pull(&[Pull { table: "count", keys: &keys }]).await.unwrap();
+    assert_eq!(rows, [[3.0; DIM], [100.0; DIM]].concat());
+    cluster.check();
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::random::Random;
 
@@ -16,6 +17,8 @@ pub struct Proxy {
     pub address: String,
     wild: Arc<AtomicBool>,
     harm: Arc<AtomicUsize>,
+    silent: Arc<AtomicBool>,
+    cuts: watch::Sender<()>,
 }
 
 impl Proxy {
@@ -24,7 +27,10 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (wild, harm, target) = (Arc::new(AtomicBool::new(false)), Arc::default(), target.to_string());
-        let proxy = Proxy { address, wild: Arc::clone(&wild), harm: Arc::clone(&harm) };
+        let (silent, cuts) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(()));
+        let mut cut = cuts.subscribe();
+        let proxy =
+            Proxy { address, wild: Arc::clone(&wild), harm: Arc::clone(&harm), silent: Arc::clone(&silent), cuts };
         tokio::spawn(async move {
             let mut random = Random(seed);
             while let Ok((client, _)) = listener.accept().await {
@@ -32,6 +38,7 @@ impl Proxy {
                     random: Random(random.bits()),
                     wild: Arc::clone(&wild),
                     harm: Arc::clone(&harm),
+                    silent: None,
                 });
                 if moods[0].strikes(random.below(10)) {
                     continue;
@@ -39,12 +46,16 @@ impl Proxy {
                 let Ok(shard) = TcpStream::connect(&target).await else { continue };
                 let _ = (client.set_nodelay(true), shard.set_nodelay(true));
                 let ((from_client, to_client), (from_shard, to_shard)) = (client.into_split(), shard.into_split());
-                let [there, back] = moods;
+                let [there, mut back] = moods;
+                back.silent = Some(Arc::clone(&silent));
+                cut.mark_unchanged();
+                let mut cut = cut.clone();
                 tokio::spawn(async move {
                     // Whichever ends first ends both: the halves are dropped.
                     tokio::select! {
                         () = pump(from_client, to_shard, there) => {}
                         () = pump(from_shard, to_client, back) => {}
+                        _ = cut.changed() => {}
                     }
                 });
             }
@@ -55,6 +66,16 @@ impl Proxy {
     /// Lets it do harm, or not.
     pub fn set_wild(&self, wild: bool) {
         self.wild.store(wild, Ordering::Relaxed);
+    }
+
+    /// Holds back what the shard says, or not.
+    pub fn set_silent(&self, silent: bool) {
+        self.silent.store(silent, Ordering::Relaxed);
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        self.cuts.send_replace(());
     }
 
     /// How much harm it has done.
@@ -68,6 +89,8 @@ struct Mood {
     random: Random,
     wild: Arc<AtomicBool>,
     harm: Arc<AtomicUsize>,
+    /// For answers: whether they are held back.
+    silent: Option<Arc<AtomicBool>>,
 }
 
 impl Mood {
@@ -84,6 +107,9 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut mood: Mood) {
     let mut bytes = vec![0; 16 << 10];
     loop {
         let Ok(count @ 1..) = from.read(&mut bytes).await else { return };
+        while mood.silent.as_ref().is_some_and(|silent| silent.load(Ordering::Relaxed)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let (cut, loss, delay) = (mood.random.below(40), mood.random.below(60), mood.random.below(8));
         if mood.strikes(delay) {
             tokio::time::sleep(Duration::from_millis(mood.random.below(40))).await;
