@@ -24,6 +24,8 @@ pub struct Messages {
     body: Body,
     /// What has come and was not used.
     rest: Bytes,
+    /// A message of which a part has come: its length, and that part.
+    begun: Option<(usize, BytesMut)>,
     limit: usize,
     trailers: Option<HeaderMap>,
 }
@@ -31,7 +33,7 @@ pub struct Messages {
 impl Messages {
     /// Those of a body, each of at most `limit` bytes.
     pub fn new(body: Body, limit: usize) -> Messages {
-        Messages { body, rest: Bytes::new(), limit, trailers: None }
+        Messages { body, rest: Bytes::new(), begun: None, limit, trailers: None }
     }
 
     /// The only message of a request that has one.
@@ -39,17 +41,39 @@ impl Messages {
         self.next().await?.ok_or_else(|| Status::invalid_argument("the request has no message"))
     }
 
-    /// The next message, or `None` at the end.
+    /// The next message, or `None` at the end. Can be given up half-way and called again: nothing is lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        while self.rest.len() < PREFIX {
-            let Some(more) = self.data().await? else {
-                return match self.rest.is_empty() {
+        loop {
+            if self.begun.is_none() && self.rest.len() >= PREFIX {
+                let len = self.begin()?;
+                if self.rest.len() >= len {
+                    return Ok(Some(self.rest.split_to(len)));
+                }
+                let mut message = BytesMut::with_capacity(len);
+                message.put(std::mem::take(&mut self.rest));
+                self.begun = Some((len, message));
+            }
+            let Some(mut more) = self.data().await? else {
+                return match self.begun.is_none() && self.rest.is_empty() {
                     true => Ok(None),
                     false => Err(cut_off()),
                 };
             };
-            self.rest = join(std::mem::take(&mut self.rest), more);
+            match &mut self.begun {
+                None => self.rest = join(std::mem::take(&mut self.rest), more),
+                Some((len, message)) => {
+                    message.put(more.split_to(more.len().min(*len - message.len())));
+                    self.rest = more;
+                    if message.len() == *len {
+                        return Ok(self.begun.take().map(|(_, message)| message.freeze()));
+                    }
+                }
+            }
         }
+    }
+
+    /// Takes the prefix of a message, and gives its length.
+    fn begin(&mut self) -> Result<usize, Status> {
         let compressed = self.rest.get_u8();
         let len = self.rest.get_u32() as usize;
         if compressed != 0 {
@@ -62,17 +86,7 @@ impl Messages {
             );
             return Err(Status::out_of_range(text));
         }
-        if self.rest.len() >= len {
-            return Ok(Some(self.rest.split_to(len)));
-        }
-        let mut message = BytesMut::with_capacity(len);
-        message.put(std::mem::take(&mut self.rest));
-        while message.len() < len {
-            let mut more = self.data().await?.ok_or_else(cut_off)?;
-            message.put(more.split_to(more.len().min(len - message.len())));
-            self.rest = more;
-        }
-        Ok(Some(message.freeze()))
+        Ok(len)
     }
 
     /// The status at the end of an answer.
@@ -394,10 +408,25 @@ mod tests {
         for cut in [1, 2, 4, 5, 6, 100, 505, 2000] {
             let pieces: Vec<_> =
                 whole.chunks(cut).map(|c| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(c)))).collect();
-            let body = Body::new(http_body_util::StreamBody::new(tokio_stream::iter(pieces)));
+            let mut ready = false;
+            let mut pieces = pieces.into_iter();
+            let pieces = futures_util::stream::poll_fn(move |cx| {
+                ready = !ready;
+                if ready {
+                    return Poll::Ready(pieces.next());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            });
+            let body = Body::new(http_body_util::StreamBody::new(pieces));
             let mut messages = Messages::new(body, 1 << 20);
             for id in 0..3 {
-                let message = messages.next().await.unwrap().unwrap();
+                // Given up after every poll that was not enough.
+                let message = loop {
+                    if let Some(message) = futures_util::FutureExt::now_or_never(messages.next()) {
+                        break message.unwrap().unwrap();
+                    }
+                };
                 assert_eq!(proto::StreamRequest::decode(message).unwrap().id, id);
             }
             assert!(messages.next().await.unwrap().is_none());

@@ -29,6 +29,7 @@ mod pusher;
 mod split;
 mod tables;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -165,10 +166,32 @@ impl Client {
     where
         F: Future<Output = std::result::Result<T, Status>>,
     {
-        let connections = &cluster.shards[shard as usize];
+        self.call_in_turn(shard..shard + 1, cluster, attempt).await
+    }
+
+    /// Calls one shard after the other, for what all of them know, until one answers or refuses, or time is up.
+    async fn call_any<T, F>(&self, cluster: &Cluster, attempt: impl Fn(Arc<Connections>, Duration) -> F) -> Result<T>
+    where
+        F: Future<Output = std::result::Result<T, Status>>,
+    {
+        self.call_in_turn(0..cluster.shards.len() as u32, cluster, attempt).await
+    }
+
+    async fn call_in_turn<T, F>(
+        &self,
+        shards: Range<u32>,
+        cluster: &Cluster,
+        attempt: impl Fn(Arc<Connections>, Duration) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = std::result::Result<T, Status>>,
+    {
         let begun = Instant::now();
         let mut backoff = Backoff::default();
+        let mut turns = shards.cycle();
         loop {
+            let shard = turns.next().unwrap_or_default();
+            let connections = &cluster.shards[shard as usize];
             let left = self.options.timeout.saturating_sub(begun.elapsed());
             // A connection that hangs must not use up all the time.
             let now = left.min((self.options.timeout / 3).max(Duration::from_millis(100)));

@@ -27,8 +27,11 @@ use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto;
 use crate::proto::stream_response::Response;
 
-/// Pushes without an answer. A shard tells 64 apart.
+/// Pushes without an answer.
 pub const IN_FLIGHT: usize = 32;
+/// How far apart their sequences may be: so many below the highest a shard remembers. Sequences that went to other shards
+/// count too, so few pushes can be far apart.
+const REMEMBERED: u64 = 64;
 
 /// The largest answer to a push.
 const LARGEST_ANSWER: usize = 1 << 20;
@@ -90,8 +93,9 @@ impl Pusher {
             }
             let Err(status) = self.stream(&mut open, &mut waiting, &mut queue, &mut backoff).await else { continue };
             self.give_up(&mut waiting, &status);
-            if !waiting.is_empty() {
-                backoff.wait().await;
+            if let Some(first) = waiting.front() {
+                // Whoever waits is told when the deadline passes, not after the next attempt.
+                let _ = tokio::time::timeout_at(first.deadline.into(), backoff.wait()).await;
             }
         }
         if open {
@@ -120,11 +124,21 @@ impl Pusher {
             *open = true;
         }
         let (sender, body) = mpsc::channel(IN_FLIGHT);
-        let send = |job: &Job| {
-            // There is room for as many as may wait.
-            let _ = sender.try_send(Outgoing::push(job.request.sequence, &job.request));
+        // How many of those that wait were sent. One that is too far from another waits until that one is answered: if the
+        // answer were lost, the shard could not tell any more whether it has applied the earlier one.
+        let mut sent = 0;
+        let send = |waiting: &VecDeque<Job>, sent: &mut usize| {
+            while let Some(job) = waiting.get(*sent) {
+                let sequence = job.request.sequence;
+                if waiting.iter().take(*sent).any(|other| other.request.sequence.abs_diff(sequence) > REMEMBERED) {
+                    return;
+                }
+                // There is room for as many as may wait.
+                let _ = sender.try_send(Outgoing::push(sequence, &job.request));
+                *sent += 1;
+            }
         };
-        waiting.iter().for_each(send);
+        send(waiting, &mut sent);
         let beginning = self.begin(Requests::new(ReceiverStream::new(body)));
         let mut answers = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
         let mut closed = false;
@@ -138,25 +152,24 @@ impl Pusher {
                     };
                     let answer = proto::StreamResponse::decode(answer)
                         .map_err(|e| Status::unknown(format!("the answer cannot be read: {e}")))?;
-                    if let Some(place) = waiting.iter().position(|job| job.request.sequence == answer.id) {
+                    if let Some(place) = waiting.iter().take(sent).position(|job| job.request.sequence == answer.id) {
                         backoff.reset();
                         if answer.code != 0 && answer.retry_after_ms > 0 {
                             return Err(Status::unavailable(answer.message));
                         }
                         let job = waiting.remove(place).expect("the place was found");
+                        sent -= 1;
                         // Whoever no longer waits for it does not mind.
                         let _ = job.done.send(self.outcome(answer));
                     }
                 }
                 () = sleep_until(deadline) => return Err(no_answer()),
                 job = queue.recv(), if waiting.len() < IN_FLIGHT && !closed => match job {
-                    Some(job) => {
-                        send(&job);
-                        waiting.push_back(job);
-                    }
+                    Some(job) => waiting.push_back(job),
                     None => closed = true,
                 },
             }
+            send(waiting, &mut sent);
             if closed && waiting.is_empty() {
                 return Ok(());
             }

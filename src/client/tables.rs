@@ -49,7 +49,7 @@ impl Client {
         let message = || proto::DescribeTableRequest { table: table.into() };
         let cluster = self.cluster.load_full();
         let described = self
-            .call(0, &cluster, async |shard, _| {
+            .call_any(&cluster, async |shard, _| {
                 TablesClient::new(shard.channel()).describe(self.options.credentials.request(message())).await
             })
             .await?
@@ -61,7 +61,7 @@ impl Client {
     pub async fn list_tables(&self) -> Result<Vec<(TableSpec, proto::Footprint)>> {
         let cluster = self.cluster.load_full();
         let listed = self
-            .call(0, &cluster, async |shard, _| {
+            .call_any(&cluster, async |shard, _| {
                 let message = proto::ListTablesRequest {};
                 TablesClient::new(shard.channel()).list(self.options.credentials.request(message)).await
             })

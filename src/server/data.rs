@@ -74,7 +74,7 @@ async fn answer(shard: Arc<Shard>, request: Request<Body>) -> Result<Response<Bo
     let role = parts.extensions.get().copied().unwrap_or(Role::Read);
     let room = parts.extensions.get::<Room>().cloned();
     let mut messages = Messages::new(body, shard.max_request);
-    let outgoing = match parts.uri.path().rsplit('/').next() {
+    let outgoing = match parts.uri.path().strip_prefix("/hotrow.v1.Data/") {
         Some("Stream") => return Ok(stream(shard, messages, role, room)),
         Some("Pull") => {
             let request = decode::<proto::PullRequest>(messages.only().await?)?;

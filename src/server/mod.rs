@@ -52,6 +52,9 @@ const FRAME: u32 = 1 << 20;
 const WINDOW: u32 = 16 << 20;
 /// Streams on one connection.
 const STREAMS: u32 = 1024;
+/// When no request is under way any more: how long answers may take to leave. Whoever watches the server's health keeps
+/// a connection open, and is not waited for.
+const LAST_ANSWERS: Duration = Duration::from_secs(3);
 /// How often idle clients are looked for, at most.
 const EXPIRY_EVERY: Duration = Duration::from_secs(60);
 
@@ -161,9 +164,16 @@ impl Server {
     /// Finishes what is under way, refuses what is new, and ends.
     pub async fn drain(self) -> Result<()> {
         self.shard.drain();
-        match tokio::time::timeout(self.drain_time, self.serving).await {
-            Ok(ended) => ended?,
-            Err(_) => {
+        let shard = Arc::clone(&self.shard);
+        let only_watchers_left = async move {
+            // Streams end by themselves; what they still do takes room as other requests do.
+            shard.wait_for_requests().await;
+            tokio::time::sleep(LAST_ANSWERS).await;
+        };
+        tokio::select! {
+            ended = self.serving => ended?,
+            () = only_watchers_left => Ok(()),
+            () = tokio::time::sleep(self.drain_time) => {
                 bail!("requests were still under way after {} s (server.drain_seconds)", self.drain_time.as_secs())
             }
         }

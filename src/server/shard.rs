@@ -69,6 +69,14 @@ impl Shard {
         self.draining.send_replace(true);
     }
 
+    /// Waits until no stream and then no request is under way.
+    pub async fn wait_for_requests(&self) {
+        for room in [&self.streams, &self.in_flight] {
+            // Fails only if the semaphore is closed, and it never is.
+            let _ = room.acquire_many(self.max_in_flight as u32).await;
+        }
+    }
+
     /// Forgets clients that were not heard of for too long.
     pub fn expire_clients(&self) {
         let now = Instant::now();
