@@ -4,7 +4,6 @@
 //! Every round runs the bare server and hotrow on the same keys, one right after the other; a ratio is the median over
 //! the rounds. Rows that cross the wire are counted, and the client's decoding is inside the timing.
 
-#[allow(dead_code)]
 mod common;
 
 use std::io::{Read, Write};

@@ -111,10 +111,7 @@ impl Listeners {
                             tokio::time::sleep(Duration::from_millis(100)).await;
                         }
                     },
-                    () = accepted.closed() => {
-                        let _ = std::fs::remove_file(&path);
-                        return;
-                    }
+                    () = accepted.closed() => return,
                 }
             }
         });

@@ -20,7 +20,7 @@ mod tables;
 mod tls;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,6 +65,7 @@ pub struct Server {
     http: Option<SocketAddr>,
     serving: JoinHandle<Result<()>>,
     drain_time: Duration,
+    unix: PathBuf,
 }
 
 impl Server {
@@ -132,7 +133,8 @@ impl Server {
         };
         let serving = tokio::spawn(serve_grpc(Arc::clone(&shard), tokens, listeners));
         tokio::spawn(expire(Arc::clone(&shard)));
-        Ok(Server { shard, address, http, serving, drain_time: Duration::from_secs(config.server.drain_seconds) })
+        let drain_time = Duration::from_secs(config.server.drain_seconds);
+        Ok(Server { shard, address, http, serving, drain_time, unix: config.server.unix })
     }
 
     /// Where gRPC is.
@@ -170,13 +172,16 @@ impl Server {
             shard.wait_for_requests().await;
             tokio::time::sleep(LAST_ANSWERS).await;
         };
-        tokio::select! {
+        let ended = tokio::select! {
             ended = self.serving => ended?,
             () = only_watchers_left => Ok(()),
             () = tokio::time::sleep(self.drain_time) => {
                 bail!("requests were still under way after {} s (server.drain_seconds)", self.drain_time.as_secs())
             }
-        }
+        };
+        // The process may end before the listener's own task runs again. No path is no file.
+        let _ = std::fs::remove_file(&self.unix);
+        ended
     }
 }
 

@@ -37,6 +37,9 @@ async fn the_excess_is_refused_and_memory_stays() {
         slow.spawn(async move { raw.post_slowly("/hotrow.v1.Data/Pull", &[], ReceiverStream::new(body)).await });
         rests.push(rest);
     }
+    let under_way = format!("\nhotrow_rpc_in_flight {}\n", IN_FLIGHT / 2);
+    let begun = async || cluster.shards[0].get("/metrics").is_some_and(|(_, page)| page.contains(&under_way));
+    crate::until("the slow ones have their room", begun).await;
     let refused = Arc::new(AtomicU64::new(0));
     let begun = Instant::now();
     let mut tasks = JoinSet::new();
