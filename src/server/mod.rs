@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow};
 use dashmap::DashMap;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -176,7 +176,8 @@ impl Server {
             ended = self.serving => ended?,
             () = only_watchers_left => Ok(()),
             () = tokio::time::sleep(self.drain_time) => {
-                bail!("requests were still under way after {} s (server.drain_seconds)", self.drain_time.as_secs())
+                let seconds = self.drain_time.as_secs();
+                Err(anyhow!("requests were still under way after {seconds} s (server.drain_seconds)"))
             }
         };
         // The process may end before the listener's own task runs again. No path is no file.
