@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
+
 use crate::engine::{RowFormat, TableStats};
 use crate::error::{Error, Result};
 use crate::proto;
@@ -22,6 +24,11 @@ pub fn numbers<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
         Ok(numbers) => Cow::Borrowed(numbers),
         Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
     })
+}
+
+/// Numbers as packed little-endian bytes.
+pub fn packed<T: bytemuck::NoUninit>(numbers: &[T]) -> Bytes {
+    Bytes::copy_from_slice(bytemuck::cast_slice(numbers))
 }
 
 /// A row format by its number on the wire.

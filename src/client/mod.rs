@@ -34,7 +34,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::future::try_join_all;
 use tonic::Status;
@@ -292,7 +291,12 @@ async fn find_cluster(seeds: &[String], options: &Options, known: Option<&Cluste
             let channel = connect_shard(seed, &options.credentials)?;
             let request = options.credentials.request(proto::TopologyRequest {});
             let mut admin = AdminClient::new(channel);
-            let status = match tokio::time::timeout(Duration::from_secs(5), admin.topology(request)).await {
+            let status = match tokio::time::timeout(
+                options.timeout.min(Duration::from_secs(5)),
+                admin.topology(request),
+            )
+            .await
+            {
                 Ok(Ok(answer)) => return cluster(&answer.into_inner(), seed, options, known),
                 Ok(Err(status)) => status,
                 Err(_) => Status::deadline_exceeded("no answer came"),
@@ -337,8 +341,4 @@ fn cluster(
         })
         .collect::<Result<_>>()?;
     Ok(Cluster { route: Route::new(partitions, (0..partitions).collect()), topology, shards })
-}
-
-fn packed<T: bytemuck::NoUninit>(numbers: &[T]) -> Bytes {
-    Bytes::copy_from_slice(bytemuck::cast_slice(numbers))
 }

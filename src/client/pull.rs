@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 use tonic::Response;
 
 use super::split::Split;
-use super::{Client, Cluster, Error, Result, TableInfo, packed};
+use super::{Client, Cluster, Error, Result, TableInfo};
 use crate::engine::{PooledPull, Pooling, Pull, Touch, check_bags};
 use crate::{proto, wire};
 
@@ -72,7 +72,7 @@ impl Client {
             tables
                 .map(|(pull, split)| proto::TablePull {
                     table: pull.table.into(),
-                    keys: packed(&split.shards[shard]),
+                    keys: wire::packed(&split.shards[shard]),
                     ..Default::default()
                 })
                 .collect()
@@ -204,10 +204,10 @@ impl Client {
                 };
                 proto::TablePull {
                     table: pull.table.into(),
-                    keys: packed(&keys),
+                    keys: wire::packed(&keys),
                     pooling: pooling.into(),
-                    offsets: packed(&offsets),
-                    weights: packed(&weights),
+                    offsets: wire::packed(&offsets),
+                    weights: wire::packed(&weights),
                 }
             });
             (shard, tables.collect::<Vec<_>>())
@@ -233,7 +233,7 @@ impl Client {
                     .filter(|(_, split)| !split.shards[shard].is_empty())
                     .map(|(touch, split)| proto::TableTouch {
                         table: touch.table.into(),
-                        keys: packed(&split.shards[shard]),
+                        keys: wire::packed(&split.shards[shard]),
                     })
                     .collect();
                 let request = proto::TouchRequest { tables, topology_version: cluster.topology.version };

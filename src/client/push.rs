@@ -13,7 +13,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::pusher::{IN_FLIGHT, Job, Pusher, Started};
 use super::split::Split;
-use super::{Client, Cluster, Error, Result, TableInfo, connect_shard, packed};
+use super::{Client, Cluster, Error, Result, TableInfo, connect_shard};
 use crate::engine::{Push, RowFormat};
 use crate::numeric::float::all_finite;
 use crate::{proto, wire};
@@ -246,7 +246,7 @@ impl Client {
             let split = Split::new(&cluster.route, owners, shards, info.keys, push.keys);
             let message = |keys: &[u64], gradients: Bytes| proto::TablePush {
                 table: push.table.into(),
-                keys: packed(keys),
+                keys: wire::packed(keys),
                 gradients,
                 learning_rate: push.learning_rate,
                 step: push.step,
@@ -282,14 +282,14 @@ impl Client {
             RowFormat::F16 => {
                 let mut halves = vec![f16::ZERO; gradients.len()];
                 halves.convert_from_f32_slice(gradients);
-                packed(&halves)
+                wire::packed(&halves)
             }
             RowFormat::Bf16 => {
                 let mut halves = vec![bf16::ZERO; gradients.len()];
                 halves.convert_from_f32_slice(gradients);
-                packed(&halves)
+                wire::packed(&halves)
             }
-            _ => packed(gradients),
+            _ => wire::packed(gradients),
         }
     }
 }

@@ -154,9 +154,6 @@ impl Pusher {
                         .map_err(|e| Status::unknown(format!("the answer cannot be read: {e}")))?;
                     if let Some(place) = waiting.iter().take(sent).position(|job| job.request.sequence == answer.id) {
                         backoff.reset();
-                        if answer.code != 0 && answer.retry_after_ms > 0 {
-                            return Err(Status::unavailable(answer.message));
-                        }
                         let job = waiting.remove(place).expect("the place was found");
                         sent -= 1;
                         // Whoever no longer waits for it does not mind.

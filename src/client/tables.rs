@@ -2,7 +2,7 @@
 
 use tonic::Response;
 
-use super::{Client, Error, Result, packed};
+use super::{Client, Error, Result};
 use crate::engine::{Alteration, Assign, Row};
 use crate::proto;
 use crate::proto::admin_client::AdminClient;
@@ -109,9 +109,9 @@ impl Client {
             let keys: Vec<u64> = mine.iter().map(|&i| assign.keys[i]).collect();
             let message = proto::AssignRowsRequest {
                 table: assign.table.into(),
-                keys: packed(&keys),
-                weights: packed(&rows(assign.weights, info.dim)),
-                state: assign.state.map_or_else(Default::default, |state| packed(&rows(state, state_len))),
+                keys: wire::packed(&keys),
+                weights: wire::packed(&rows(assign.weights, info.dim)),
+                state: assign.state.map_or_else(Default::default, |state| wire::packed(&rows(state, state_len))),
             };
             self.call(shard, &cluster, async |shard, _| {
                 AdminClient::new(shard.channel()).assign_rows(self.options.credentials.request(message.clone())).await

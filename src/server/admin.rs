@@ -7,7 +7,6 @@ use tonic::{Request, Response, Status};
 
 use super::shard::Shard;
 use crate::engine::{Assign, Remove, ScanCursor};
-use crate::error::Result as EngineResult;
 use crate::proto::admin_server::Admin;
 use crate::{proto, wire};
 
@@ -22,41 +21,29 @@ pub struct AdminService {
     pub shard: Arc<Shard>,
 }
 
-impl AdminService {
-    /// Runs what may take long, or wait for locks, where it keeps nobody else waiting.
-    async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Shard) -> EngineResult<T> + Send + 'static,
-    ) -> Result<Response<T>, Status> {
-        let shard = Arc::clone(&self.shard);
-        let done = tokio::task::spawn_blocking(move || work(&shard).map_err(|e| shard.status(e))).await;
-        done.map_err(|e| Status::internal(e.to_string()))?.map(Response::new)
-    }
-}
-
-fn packed<T: bytemuck::NoUninit>(numbers: &[T]) -> Bytes {
-    Bytes::copy_from_slice(bytemuck::cast_slice(numbers))
-}
-
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn stats(&self, request: Request<proto::StatsRequest>) -> Result<Response<proto::StatsResponse>, Status> {
         let table = request.into_inner().table;
-        self.run(move |shard| {
-            let tables = match table.is_empty() {
-                false => vec![shard.engine.stats(&table)?],
-                true => shard.engine.table_names().iter().filter_map(|name| shard.engine.stats(name).ok()).collect(),
-            };
-            Ok(proto::StatsResponse {
-                shard: shard.number,
-                tables: tables.iter().map(wire::stats_to).collect(),
-                memory_used: shard.engine.memory_used(),
-                memory_budget: shard.engine.config().memory_budget.unwrap_or(0),
-                last_lsn: shard.engine.last_lsn().0,
-                open_clients: shard.engine.open_clients() as u64,
+        self.shard
+            .run(move |shard| {
+                let tables = match table.is_empty() {
+                    false => vec![shard.engine.stats(&table)?],
+                    true => {
+                        shard.engine.table_names().iter().filter_map(|name| shard.engine.stats(name).ok()).collect()
+                    }
+                };
+                Ok(proto::StatsResponse {
+                    shard: shard.number,
+                    tables: tables.iter().map(wire::stats_to).collect(),
+                    memory_used: shard.engine.memory_used(),
+                    memory_budget: shard.engine.config().memory_budget.unwrap_or(0),
+                    last_lsn: shard.engine.last_lsn().0,
+                    open_clients: shard.engine.open_clients() as u64,
+                })
             })
-        })
-        .await
+            .await
+            .map(Response::new)
     }
 
     async fn topology(&self, _: Request<proto::TopologyRequest>) -> Result<Response<proto::TopologyResponse>, Status> {
@@ -65,13 +52,13 @@ impl Admin for AdminService {
             version: topology.version,
             cluster: topology.cluster.clone(),
             shards: topology.shards.clone(),
-            partition_shards: packed(&topology.partition_shards),
+            partition_shards: wire::packed(&topology.partition_shards),
             this_shard: self.shard.number,
         }))
     }
 
     async fn flush(&self, _: Request<proto::FlushRequest>) -> Result<Response<proto::FlushResponse>, Status> {
-        self.run(|shard| Ok(proto::FlushResponse { lsn: shard.engine.flush().0 })).await
+        self.shard.run(|shard| Ok(proto::FlushResponse { lsn: shard.engine.flush().0 })).await.map(Response::new)
     }
 
     async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
@@ -85,16 +72,18 @@ impl Admin for AdminService {
         request: Request<proto::AssignRowsRequest>,
     ) -> Result<Response<proto::AssignRowsResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |shard| {
-            let table = request.table.as_str();
-            let keys = wire::numbers(table, "keys", &request.keys)?;
-            let weights = wire::numbers(table, "weights", &request.weights)?;
-            let state = wire::numbers(table, "state", &request.state)?;
-            let state = (!request.state.is_empty()).then_some(&*state);
-            let lsn = shard.engine.assign(&[Assign { table, keys: &keys, weights: &weights, state }])?;
-            Ok(proto::AssignRowsResponse { lsn: lsn.0 })
-        })
-        .await
+        self.shard
+            .run(move |shard| {
+                let table = request.table.as_str();
+                let keys = wire::numbers(table, "keys", &request.keys)?;
+                let weights = wire::numbers(table, "weights", &request.weights)?;
+                let state = wire::numbers(table, "state", &request.state)?;
+                let state = (!request.state.is_empty()).then_some(&*state);
+                let lsn = shard.engine.assign(&[Assign { table, keys: &keys, weights: &weights, state }])?;
+                Ok(proto::AssignRowsResponse { lsn: lsn.0 })
+            })
+            .await
+            .map(Response::new)
     }
 
     async fn remove_rows(
@@ -102,12 +91,14 @@ impl Admin for AdminService {
         request: Request<proto::RemoveRowsRequest>,
     ) -> Result<Response<proto::RemoveRowsResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |shard| {
-            let keys = wire::numbers(&request.table, "keys", &request.keys)?;
-            let lsn = shard.engine.remove(&[Remove { table: &request.table, keys: &keys }])?;
-            Ok(proto::RemoveRowsResponse { lsn: lsn.0 })
-        })
-        .await
+        self.shard
+            .run(move |shard| {
+                let keys = wire::numbers(&request.table, "keys", &request.keys)?;
+                let lsn = shard.engine.remove(&[Remove { table: &request.table, keys: &keys }])?;
+                Ok(proto::RemoveRowsResponse { lsn: lsn.0 })
+            })
+            .await
+            .map(Response::new)
     }
 
     async fn scan_keys(
@@ -123,12 +114,14 @@ impl Admin for AdminService {
             _ => return Err(Status::invalid_argument("cursor is not one that an earlier answer gave")),
         };
         let limit = if request.limit == 0 { SCAN_KEYS } else { request.limit.min(MAX_SCAN_KEYS) };
-        self.run(move |shard| {
-            let (keys, next) = shard.engine.scan(&request.table, from, limit as usize)?;
-            let cursor = next.map_or(Bytes::new(), |next| packed(&[next.partition, next.row]));
-            Ok(proto::ScanKeysResponse { keys: packed(&keys), cursor })
-        })
-        .await
+        self.shard
+            .run(move |shard| {
+                let (keys, next) = shard.engine.scan(&request.table, from, limit as usize)?;
+                let cursor = next.map_or(Bytes::new(), |next| wire::packed(&[next.partition, next.row]));
+                Ok(proto::ScanKeysResponse { keys: wire::packed(&keys), cursor })
+            })
+            .await
+            .map(Response::new)
     }
 
     async fn inspect_row(
@@ -136,16 +129,18 @@ impl Admin for AdminService {
         request: Request<proto::InspectRowRequest>,
     ) -> Result<Response<proto::InspectRowResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |shard| {
-            let row = shard.engine.inspect(&request.table, request.key)?;
-            Ok(proto::InspectRowResponse {
-                weights: packed(&row.weights),
-                state: packed(&row.state),
-                cached: row.cached,
-                dirty: row.dirty,
-                stored: row.stored,
+        self.shard
+            .run(move |shard| {
+                let row = shard.engine.inspect(&request.table, request.key)?;
+                Ok(proto::InspectRowResponse {
+                    weights: wire::packed(&row.weights),
+                    state: wire::packed(&row.state),
+                    cached: row.cached,
+                    dirty: row.dirty,
+                    stored: row.stored,
+                })
             })
-        })
-        .await
+            .await
+            .map(Response::new)
     }
 }

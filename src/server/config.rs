@@ -1,6 +1,6 @@
 //! How a server is set up. `deploy/hotrow.toml`, compiled in, has every key with its default.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -296,7 +296,7 @@ impl Config {
         if !tls && !self.tls.client_ca.as_os_str().is_empty() {
             return Err("tls.client_ca needs tls.cert and tls.key: clients show certificates over TLS only".into());
         }
-        if !tls && !is_local(self.server.listen.ip()) && !self.server.allow_plaintext {
+        if !tls && !self.server.listen.ip().is_loopback() && !self.server.allow_plaintext {
             return Err(format!(
                 "{} can be reached from outside and TLS is not set up: give --tls-cert and --tls-key, listen on 127.0.0.1, \
                  or accept plain text with --allow-plaintext",
@@ -323,10 +323,6 @@ impl Config {
         }
         self.tables.iter().try_for_each(|table| table.spec().map(drop))
     }
-}
-
-fn is_local(ip: IpAddr) -> bool {
-    ip.is_loopback()
 }
 
 #[cfg(test)]

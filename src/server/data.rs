@@ -31,7 +31,7 @@ use crate::{proto, wire};
 
 /// Field numbers of `data.proto` that are framed by hand.
 const PULL_RESPONSE_ROWS: u32 = 1;
-const STREAM_RESPONSE_PULL: u32 = 7;
+const STREAM_RESPONSE_PULL: u32 = 6;
 
 /// Answers of a stream that may wait for the connection.
 const STREAM_AHEAD: usize = 4;
@@ -182,13 +182,12 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Outgo
     let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
     shard.metrics.finished(method, code, begun.elapsed());
     answer.unwrap_or_else(|status| {
-        let number = |name: &str| status.metadata().get(name).and_then(|v| v.to_str().ok()?.parse().ok()).unwrap_or(0);
+        let version = status.metadata().get(status::TOPOLOGY_VERSION).and_then(|v| v.to_str().ok()?.parse().ok());
         Outgoing::message(&proto::StreamResponse {
             id,
             code: status.code() as i32,
             message: status.message().into(),
-            topology_version: number(status::TOPOLOGY_VERSION),
-            retry_after_ms: number(status::RETRY_AFTER),
+            topology_version: version.unwrap_or(0),
             response: None,
         })
     })

@@ -64,6 +64,16 @@ impl Shard {
         if not_owned { status::with_topology(status, self.topology.version) } else { status }
     }
 
+    /// Runs what may take long, or wait for locks, where it keeps nobody else waiting.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Shard) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Status> {
+        let shard = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&shard).map_err(|e| shard.status(e))).await;
+        done.map_err(|e| Status::internal(e.to_string()))?
+    }
+
     /// Starts to end: what is under way is finished, what is new is refused.
     pub fn drain(&self) {
         self.draining.send_replace(true);

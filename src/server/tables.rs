@@ -19,16 +19,6 @@ pub struct TablesService {
 }
 
 impl TablesService {
-    /// Runs what may take long, or wait for locks, where it keeps nobody else waiting.
-    async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Shard) -> crate::error::Result<T> + Send + 'static,
-    ) -> Result<T, Status> {
-        let shard = Arc::clone(&self.shard);
-        let done = tokio::task::spawn_blocking(move || work(&shard).map_err(|e| shard.status(e))).await;
-        done.map_err(|e| Status::internal(e.to_string()))?
-    }
-
     /// Asks all other shards, side by side.
     async fn ask_others<F>(&self, ask: impl Fn(TablesClient<tonic::transport::Channel>) -> F) -> Result<(), Status>
     where
@@ -70,7 +60,7 @@ impl Tables for TablesService {
         let spec = wire::spec_from(given)?;
         let footprint = spec.footprint()?;
         let made = spec.clone();
-        self.run(move |shard| shard.engine.create(&made)).await?;
+        self.shard.run(move |shard| shard.engine.create(&made)).await?;
         if !request.local {
             let request = proto::CreateTableRequest { spec: Some(wire::spec_to(&spec)), local: true };
             self.ask_others(async |mut shard| shard.create(self.authorised(request.clone())).await.map(drop)).await?;
@@ -91,6 +81,7 @@ impl Tables for TablesService {
         };
         let table = request.table.clone();
         let spec = self
+            .shard
             .run(move |shard| {
                 shard.engine.alter(&table, alteration)?;
                 shard.engine.spec(&table)
@@ -108,11 +99,12 @@ impl Tables for TablesService {
         request: Request<proto::DescribeTableRequest>,
     ) -> Result<Response<proto::DescribeTableResponse>, Status> {
         let table = request.into_inner().table;
-        Ok(Response::new(self.run(move |shard| Self::describe(shard, &table)).await?))
+        Ok(Response::new(self.shard.run(move |shard| Self::describe(shard, &table)).await?))
     }
 
     async fn list(&self, _: Request<proto::ListTablesRequest>) -> Result<Response<proto::ListTablesResponse>, Status> {
         let tables = self
+            .shard
             .run(|shard| {
                 // A table that is dropped meanwhile is left out.
                 Ok(shard.engine.table_names().iter().filter_map(|name| Self::describe(shard, name).ok()).collect())
@@ -127,7 +119,7 @@ impl Tables for TablesService {
     ) -> Result<Response<proto::DropTableResponse>, Status> {
         let request = request.into_inner();
         let table = request.table.clone();
-        let here = self.run(move |shard| shard.engine.drop_table(&table)).await;
+        let here = self.shard.run(move |shard| shard.engine.drop_table(&table)).await;
         if request.local {
             here?;
         } else {
