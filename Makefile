@@ -38,7 +38,7 @@ lint: ## formatting, clippy and documentation, warnings are errors
 
 sanitize: ## AddressSanitizer over the unsafe code: units and the model test
 	@echo "== AddressSanitizer: units, the model test and concurrent changes"
-	$(ASAN) --locked --lib --test model --test same_changes_same_bits
+	$(ASAN) --locked --lib --test engine -- --skip server:: --skip client:: --skip cli:: --skip stochastic_rounding::
 
 sanitize-long:
 	@echo "== AddressSanitizer: all tests but that of resident memory, which it inflates"

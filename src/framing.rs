@@ -1,6 +1,8 @@
 //! gRPC messages to and from HTTP/2 bodies, by hand for the data plane: rows go from the buffer that the engine wrote to
 //! the socket without a copy, and gradients likewise. On the wire it is what any gRPC library writes.
 
+mod pieces;
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,9 +13,10 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use prost::Message as _;
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 
+pub use self::pieces::Pieces;
 use crate::proto;
 
 /// Compressed or not, and the length.
@@ -70,6 +73,28 @@ impl Messages {
                 }
             }
         }
+    }
+
+    /// The only message of an answer, in the pieces in which it came, and with what came after it: its status.
+    pub async fn answer(mut self) -> Result<Pieces, Status> {
+        let mut pieces = Pieces::default();
+        while let Some(more) = self.data().await? {
+            pieces.push(more);
+            if pieces.remaining() > self.limit {
+                return Err(Status::out_of_range(format!("the answer has more than {} bytes", self.limit)));
+            }
+        }
+        match self.status() {
+            Some(status) if status.code() == Code::Ok => {}
+            Some(status) => return Err(status),
+            None => return Err(Status::unknown("the answer ends without a status")),
+        }
+        let mut prefix = [0; PREFIX];
+        pieces.try_copy_to_slice(&mut prefix).map_err(|_| cut_off())?;
+        if prefix[0] != 0 || (&prefix[1..]).get_u32() as usize != pieces.remaining() {
+            return Err(Status::internal("the answer is not one message of the length that it says"));
+        }
+        Ok(pieces)
     }
 
     /// Takes the prefix of a message, and gives its length.
@@ -212,6 +237,7 @@ struct PushLayout {
 }
 
 /// Field numbers of `data.proto`.
+pub const PULL_RESPONSE_ROWS: u32 = 1;
 const STREAM_REQUEST_PUSH: u32 = 3;
 const PUSH_TABLES: u32 = 1;
 const TABLE_GRADIENTS: u32 = 3;

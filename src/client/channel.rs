@@ -3,10 +3,16 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::Stream;
+use http::HeaderValue;
+use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+use tower::{Service as _, ServiceExt as _};
 
 use super::credentials::Credentials;
 use super::error::{Error, Result};
+use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto::data_client::DataClient;
 
 /// The largest HTTP/2 frame that is taken: large ones cost less per byte.
@@ -80,4 +86,40 @@ impl Connections {
 /// The data service on a connection.
 pub fn data(channel: Channel) -> DataClient<Channel> {
     DataClient::new(channel).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST)
+}
+
+/// Sends a request on HTTP itself, for the data plane: what it carries goes to the socket without a copy, and the answer
+/// is in the pieces in which it came.
+pub async fn send<S>(
+    mut channel: Channel,
+    path: &'static str,
+    body: Requests<S>,
+    credentials: &Credentials,
+    timeout: Option<Duration>,
+) -> std::result::Result<Messages, Status>
+where
+    S: Stream<Item = Outgoing> + Send + Unpin + 'static,
+{
+    let mut request = http::Request::new(Body::new(body));
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static(path);
+    *request.version_mut() = http::Version::HTTP_2;
+    let headers = request.headers_mut();
+    headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    if let Some(timeout) = timeout {
+        // At most eight digits.
+        let milliseconds = timeout.as_millis().clamp(1, 99_999_999);
+        let value = format!("{milliseconds}m").try_into().expect("digits are fine in a header");
+        headers.insert("grpc-timeout", value);
+    }
+    credentials.add_to(headers);
+    let failed = |error: tonic::transport::Error| Status::from_error(Box::new(error));
+    let response = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
+    if let Some(status) = Status::from_header_map(response.headers())
+        && status.code() != Code::Ok
+    {
+        return Err(status);
+    }
+    Ok(Messages::new(response.into_body(), LARGEST))
 }

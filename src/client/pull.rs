@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use tonic::Response;
 
 use super::split::Split;
-use super::{Client, Cluster, Error, Result, TableInfo};
+use super::{Client, Cluster, Error, Result, TableInfo, channel};
 use crate::engine::{PooledPull, Pooling, Pull, Touch, check_bags};
+use crate::framing::{Outgoing, PULL_RESPONSE_ROWS, Pieces, Requests};
 use crate::{proto, wire};
 
 impl Client {
@@ -25,13 +25,12 @@ impl Client {
         check_len(pulls.first().map_or("", |pull| pull.table), expected, out.len())?;
         self.pushes.wait(self.options.lookahead).await;
         // The closure may run again after a stale topology, so it cannot own `out`: it returns the answers.
-        let (splits, answers) = self.routed(async |cluster| self.ask(&cluster, &infos, pulls).await).await?;
+        let (splits, mut answers) = self.routed(async |cluster| self.ask(&cluster, &infos, pulls).await).await?;
         let mut rest = out;
-        let mut read = vec![0usize; answers.len()];
-        for (info, split) in infos.iter().zip(&splits) {
-            let (mine, others) = rest.split_at_mut(split.at.len() * info.dim);
+        for ((info, pull), split) in infos.iter().zip(pulls).zip(&splits) {
+            let (mine, others) = rest.split_at_mut(pull.keys.len() * info.dim);
             rest = others;
-            self.place(info, split, &answers, &mut read, mine)?;
+            self.place(info.dim, split, &mut answers, mine)?;
         }
         Ok(())
     }
@@ -59,7 +58,7 @@ impl Client {
         cluster: &Cluster,
         infos: &[TableInfo],
         pulls: &[Pull<'_>],
-    ) -> Result<(Vec<Split>, Vec<proto::PullResponse>)> {
+    ) -> Result<(Vec<Split>, Vec<Pieces>)> {
         let owners = &cluster.topology.partition_shards;
         let shards = cluster.shards.len();
         let splits: Vec<Split> = infos
@@ -68,11 +67,11 @@ impl Client {
             .map(|(info, pull)| Split::new(&cluster.route, owners, shards, info.keys, pull.keys))
             .collect();
         let requests = (0..shards).map(|shard| {
-            let tables = pulls.iter().zip(&splits).filter(|(_, split)| !split.shards[shard].is_empty());
+            let tables = pulls.iter().zip(&splits).filter(|(_, split)| !split.shards[shard].keys.is_empty());
             tables
                 .map(|(pull, split)| proto::TablePull {
                     table: pull.table.into(),
-                    keys: wire::packed(&split.shards[shard]),
+                    keys: wire::packed(&split.shards[shard].keys),
                     ..Default::default()
                 })
                 .collect()
@@ -82,53 +81,51 @@ impl Client {
         Ok((splits, answers))
     }
 
-    async fn pull_shard(
-        &self,
-        cluster: &Cluster,
-        shard: u32,
-        tables: Vec<proto::TablePull>,
-    ) -> Result<proto::PullResponse> {
+    /// The rows that a shard answers, in the pieces in which they came.
+    async fn pull_shard(&self, cluster: &Cluster, shard: u32, tables: Vec<proto::TablePull>) -> Result<Pieces> {
         if tables.is_empty() {
-            return Ok(proto::PullResponse::default());
+            return Ok(Pieces::default());
         }
         let request = proto::PullRequest {
             tables,
             format: wire::wire_format(self.options.rows).into(),
             topology_version: cluster.topology.version,
         };
+        let message = Outgoing::message(&request);
         self.call(shard, cluster, async |connections, left: Duration| {
-            let mut request = self.options.credentials.request(request.clone());
-            request.set_timeout(left);
-            connections.data().pull(request).await.map(Response::into_inner)
+            let body = Requests::new(tokio_stream::once(message.clone()));
+            let channel = connections.channel();
+            let answer = channel::send(channel, "/hotrow.v1.Data/Pull", body, &self.options.credentials, Some(left));
+            answer.await?.answer().await?.payload(PULL_RESPONSE_ROWS)
         })
         .await
     }
 
-    /// Puts one table's rows where they belong. `read` is how far each answer was read.
-    fn place(
-        &self,
-        info: &TableInfo,
-        split: &Split,
-        answers: &[proto::PullResponse],
-        read: &mut [usize],
-        out: &mut [f32],
-    ) -> Result<()> {
+    /// Puts one table's rows where they belong.
+    fn place(&self, dim: usize, split: &Split, answers: &mut [Pieces], out: &mut [f32]) -> Result<()> {
         let format = self.options.rows;
-        let row_bytes = format.row_bytes(info.dim);
-        let mut rows = Vec::with_capacity(answers.len());
-        for ((keys, answer), read) in split.shards.iter().zip(answers).zip(read) {
-            let bytes = answer.rows.get(*read..*read + keys.len() * row_bytes);
-            // A table that was dropped and made again with another dim.
-            rows.push(bytes.ok_or_else(|| Error::Setup("a table has changed its dim: connect again".into()))?);
-            *read += keys.len() * row_bytes;
+        let row_bytes = format.row_bytes(dim);
+        let plain = split.is_plain();
+        for (share, answer) in split.shards.iter().zip(answers) {
+            let mut placed = 0;
+            let enough = answer.rows(row_bytes, share.keys.len(), |rows| {
+                let count = rows.len() / row_bytes;
+                if plain {
+                    format.decode(rows, dim, &mut out[placed * dim..][..count * dim]);
+                } else {
+                    for (row, &first) in rows.chunks_exact(row_bytes).zip(&share.first[placed..]) {
+                        format.decode(row, dim, &mut out[first as usize * dim..][..dim]);
+                    }
+                }
+                placed += count;
+            });
+            if !enough {
+                return Err(changed_dim());
+            }
         }
-        if split.is_plain() {
-            format.decode(rows[0], info.dim, out);
-            return Ok(());
-        }
-        for (&(shard, place), out) in split.at.iter().zip(out.chunks_exact_mut(info.dim)) {
-            let row = &rows[shard as usize][place as usize * row_bytes..][..row_bytes];
-            format.decode(row, info.dim, out);
+        for repeat in &split.repeats {
+            let first = split.shards[repeat.shard as usize].first[repeat.place as usize] as usize;
+            out.copy_within(first * dim..(first + 1) * dim, repeat.position as usize * dim);
         }
         Ok(())
     }
@@ -141,18 +138,21 @@ impl Client {
             check_bags(pull.table, pull.keys.len(), pull.offsets, pull.weights, pull.pooling)?;
         }
         self.pushes.wait(self.options.lookahead).await;
-        let answers = self.routed(async |cluster| self.ask_pooled(&cluster, &infos, pulls).await).await?;
+        let mut answers = self.routed(async |cluster| self.ask_pooled(&cluster, &infos, pulls).await).await?;
         let mut out = vec![0.0; infos.iter().zip(pulls).map(|(info, pull)| info.dim * pull.offsets.len()).sum()];
         let mut shard_rows = vec![0.0; out.len()];
-        for (n, answer) in answers.iter().enumerate() {
-            let (mut from, mut to) = (0, 0);
+        for (n, answer) in answers.iter_mut().enumerate() {
+            let mut rest = shard_rows.as_mut_slice();
             for (info, pull) in infos.iter().zip(pulls) {
-                let (bags, row_bytes) = (pull.offsets.len(), self.options.rows.row_bytes(info.dim));
-                let bytes = answer.rows.get(from..from + bags * row_bytes);
-                let bytes = bytes.ok_or_else(|| Error::Setup("a table has changed its dim: connect again".into()))?;
-                self.options.rows.decode(bytes, info.dim, &mut shard_rows[to..to + bags * info.dim]);
-                from += bags * row_bytes;
-                to += bags * info.dim;
+                let enough = answer.rows(self.options.rows.row_bytes(info.dim), pull.offsets.len(), |rows| {
+                    let count = rows.len() / self.options.rows.row_bytes(info.dim);
+                    let (mine, others) = std::mem::take(&mut rest).split_at_mut(count * info.dim);
+                    rest = others;
+                    self.options.rows.decode(rows, info.dim, mine);
+                });
+                if !enough {
+                    return Err(changed_dim());
+                }
             }
             match n {
                 0 => out.copy_from_slice(&shard_rows),
@@ -182,7 +182,7 @@ impl Client {
         cluster: &Cluster,
         infos: &[TableInfo],
         pulls: &[PooledPull<'_>],
-    ) -> Result<Vec<proto::PullResponse>> {
+    ) -> Result<Vec<Pieces>> {
         let owners = &cluster.topology.partition_shards;
         let only = cluster.shards.len() == 1;
         let requests = (0..cluster.shards.len() as u32).map(|shard| {
@@ -230,10 +230,10 @@ impl Client {
                 let tables: Vec<_> = touches
                     .iter()
                     .zip(&splits)
-                    .filter(|(_, split)| !split.shards[shard].is_empty())
+                    .filter(|(_, split)| !split.shards[shard].keys.is_empty())
                     .map(|(touch, split)| proto::TableTouch {
                         table: touch.table.into(),
-                        keys: wire::packed(&split.shards[shard]),
+                        keys: wire::packed(&split.shards[shard].keys),
                     })
                     .collect();
                 let request = proto::TouchRequest { tables, topology_version: cluster.topology.version };
@@ -259,6 +259,11 @@ impl Client {
 fn bag_range(pull: &PooledPull<'_>, bag: usize) -> std::ops::Range<usize> {
     let end = pull.offsets.get(bag + 1).map_or(pull.keys.len(), |&end| end as usize);
     pull.offsets[bag] as usize..end
+}
+
+/// A table that was dropped and made again with another dim.
+fn changed_dim() -> Error {
+    Error::Setup("a table has changed its dim: connect again".into())
 }
 
 fn check_len(table: &str, expected: usize, actual: usize) -> Result<()> {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::pusher::{IN_FLIGHT, Job, Pusher, Started};
-use super::split::Split;
+use super::split::{Share, Split};
 use super::{Client, Cluster, Error, Result, TableInfo, connect_shard};
 use crate::engine::{Push, RowFormat};
 use crate::numeric::float::all_finite;
@@ -259,18 +259,16 @@ impl Client {
                 continue;
             }
             let dim = info.dim;
-            let mut sums: Vec<Vec<f32>> = split.shards.iter().map(|keys| vec![0.0; keys.len() * dim]).collect();
-            let mut seen: Vec<Vec<bool>> = split.shards.iter().map(|keys| vec![false; keys.len()]).collect();
-            for (&(shard, place), gradient) in split.at.iter().zip(push.gradients.chunks_exact(dim)) {
-                let sum = &mut sums[shard as usize][place as usize * dim..][..dim];
-                match std::mem::replace(&mut seen[shard as usize][place as usize], true) {
-                    false => sum.copy_from_slice(gradient),
-                    true => sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g),
-                }
+            let gradient = |position: u32| &push.gradients[position as usize * dim..][..dim];
+            let firsts = |share: &Share| share.first.iter().flat_map(|&first| gradient(first)).copied().collect();
+            let mut sums: Vec<Vec<f32>> = split.shards.iter().map(firsts).collect();
+            for repeat in &split.repeats {
+                let sum = &mut sums[repeat.shard as usize][repeat.place as usize * dim..][..dim];
+                sum.iter_mut().zip(gradient(repeat.position)).for_each(|(sum, g)| *sum += g);
             }
-            for (shard, (keys, sums)) in split.shards.iter().zip(sums).enumerate() {
-                if !keys.is_empty() {
-                    split_tables[shard].push(message(keys, self.encode(&sums)));
+            for (shard, (share, sums)) in split.shards.iter().zip(sums).enumerate() {
+                if !share.keys.is_empty() {
+                    split_tables[shard].push(message(&share.keys, self.encode(&sums)));
                 }
             }
         }

@@ -8,22 +8,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::body::Body;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
-use tower::{Service as _, ServiceExt as _};
 
 use super::backoff::Backoff;
 use super::channel;
 use super::credentials::Credentials;
 use super::error::{Error, Result, is_transient};
 use super::push::Finish;
-use crate::framing::{Messages, Outgoing, Requests};
+use crate::framing::{Outgoing, Requests};
 use crate::proto;
 use crate::proto::stream_response::Response;
 
@@ -32,9 +29,6 @@ pub const IN_FLIGHT: usize = 32;
 /// How far apart their sequences may be: so many below the highest a shard remembers. Sequences that went to other shards
 /// count too, so few pushes can be far apart.
 const REMEMBERED: u64 = 64;
-
-/// The largest answer to a push.
-const LARGEST_ANSWER: usize = 1 << 20;
 
 /// A push on its way.
 pub struct Job {
@@ -139,7 +133,8 @@ impl Pusher {
             }
         };
         send(waiting, &mut sent);
-        let beginning = self.begin(Requests::new(ReceiverStream::new(body)));
+        let body = Requests::new(ReceiverStream::new(body));
+        let beginning = channel::send(self.channel.clone(), "/hotrow.v1.Data/Stream", body, &self.credentials, None);
         let mut answers = tokio::time::timeout_at(deadline, beginning).await.map_err(|_| no_answer())??;
         let mut closed = false;
         loop {
@@ -171,27 +166,6 @@ impl Pusher {
                 return Ok(());
             }
         }
-    }
-
-    /// Opens the stream, on HTTP itself: gradients go to the socket without a copy.
-    async fn begin(&self, body: Requests<ReceiverStream<Outgoing>>) -> std::result::Result<Messages, Status> {
-        let mut request = http::Request::new(Body::new(body));
-        *request.method_mut() = http::Method::POST;
-        *request.uri_mut() = http::Uri::from_static("/hotrow.v1.Data/Stream");
-        *request.version_mut() = http::Version::HTTP_2;
-        let headers = request.headers_mut();
-        headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
-        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        self.credentials.add_to(headers);
-        let failed = |error: tonic::transport::Error| Status::from_error(Box::new(error));
-        let mut channel = self.channel.clone();
-        let response = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
-        if let Some(status) = Status::from_header_map(response.headers())
-            && status.code() != Code::Ok
-        {
-            return Err(status);
-        }
-        Ok(Messages::new(response.into_body(), LARGEST_ANSWER))
     }
 
     fn outcome(&self, answer: proto::StreamResponse) -> Result<bool> {

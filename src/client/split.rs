@@ -1,48 +1,79 @@
 //! A request for several shards: duplicates removed, keys routed, answers put back in order.
 
+use std::cell::RefCell;
+
 use crate::engine::distinct::Distinct;
 use crate::engine::route::Route;
 use crate::table::KeySpace;
 
+thread_local! {
+    static DISTINCT: RefCell<(Vec<u32>, Distinct)> = RefCell::default();
+}
+
 /// How the keys of one table are spread over shards.
 pub struct Split {
-    /// The distinct keys of each shard, in order of first appearance.
-    pub shards: Vec<Vec<u64>>,
-    /// For each key as given: its shard, and its place among that shard's keys.
-    pub at: Vec<(u32, u32)>,
-    /// Whether no key is given twice.
-    pub unique: bool,
+    /// What goes to each shard.
+    pub shards: Vec<Share>,
+    /// The keys that were given before, in order.
+    pub repeats: Vec<Repeat>,
+}
+
+/// The distinct keys of one shard, in order of first appearance.
+#[derive(Clone, Default)]
+pub struct Share {
+    /// The keys.
+    pub keys: Vec<u64>,
+    /// Where each of them was given first.
+    pub first: Vec<u32>,
+}
+
+/// A key that was given before.
+pub struct Repeat {
+    /// Where it is given again.
+    pub position: u32,
+    /// Its shard.
+    pub shard: u32,
+    /// Its place among that shard's keys.
+    pub place: u32,
 }
 
 impl Split {
     /// Spreads `keys` by the owners of their partitions.
     pub fn new(route: &Route, owners: &[u32], shards: usize, space: KeySpace, keys: &[u64]) -> Split {
-        let positions: Vec<u32> = (0..keys.len() as u32).collect();
-        let mut distinct = Distinct::default();
-        distinct.fill(keys, &positions);
-        let unique = distinct.len() == keys.len();
-        if shards == 1 {
-            let at = distinct.which.iter().map(|&which| (0, which)).collect();
-            return Split { shards: vec![distinct.keys], at, unique };
+        DISTINCT.with_borrow_mut(|(positions, distinct)| {
+            positions.clear();
+            positions.extend(0..keys.len() as u32);
+            distinct.fill(keys, positions);
+            Split::of(distinct, route, owners, shards, space, keys)
+        })
+    }
+
+    fn of(distinct: &Distinct, route: &Route, owners: &[u32], shards: usize, space: KeySpace, keys: &[u64]) -> Split {
+        if shards == 1 && distinct.len() == keys.len() {
+            let share = Share { keys: keys.to_vec(), first: (0..keys.len() as u32).collect() };
+            return Split { shards: vec![share], repeats: Vec::new() };
         }
-        let mut split = vec![Vec::new(); shards];
-        let places: Vec<(u32, u32)> = distinct
-            .keys
-            .iter()
-            .map(|&key| {
-                let shard = owners[route.partition(space, key) as usize];
-                let keys: &mut Vec<u64> = &mut split[shard as usize];
-                keys.push(key);
-                (shard, keys.len() as u32 - 1)
-            })
-            .collect();
-        let at = distinct.which.iter().map(|&which| places[which as usize]).collect();
-        Split { shards: split, at, unique }
+        let mut split = vec![Share::default(); shards];
+        let mut repeats = Vec::with_capacity(keys.len() - distinct.len());
+        // Shard and place of each distinct key.
+        let mut places: Vec<(u32, u32)> = Vec::with_capacity(distinct.len());
+        for (position, (&key, &which)) in (0..).zip(keys.iter().zip(&distinct.which)) {
+            if let Some(&(shard, place)) = places.get(which as usize) {
+                repeats.push(Repeat { position, shard, place });
+                continue;
+            }
+            let shard = if shards == 1 { 0 } else { owners[route.partition(space, key) as usize] };
+            let share = &mut split[shard as usize];
+            places.push((shard, share.keys.len() as u32));
+            share.keys.push(key);
+            share.first.push(position);
+        }
+        Split { shards: split, repeats }
     }
 
     /// Whether shard 0 has all keys in the order given, so that its answer is the answer.
     pub fn is_plain(&self) -> bool {
-        self.unique && self.shards.len() == 1
+        self.repeats.is_empty() && self.shards.len() == 1
     }
 }
 
@@ -57,14 +88,20 @@ mod tests {
         let keys: Vec<u64> = (0..500u64).map(|i| i * i % 97).collect();
         for space in [KeySpace::Dense { rows: 97 }, KeySpace::Hashed] {
             let split = Split::new(&route, &owners, 3, space, &keys);
-            for (&key, &(shard, place)) in keys.iter().zip(&split.at) {
-                assert_eq!(split.shards[shard as usize][place as usize], key);
-                assert_eq!(owners[route.partition(space, key) as usize], shard);
+            let mut found = vec![None; keys.len()];
+            for (shard, share) in (0..).zip(&split.shards) {
+                for (&key, &first) in share.keys.iter().zip(&share.first) {
+                    assert_eq!(owners[route.partition(space, key) as usize], shard);
+                    assert_eq!(keys.iter().position(|&other| other == key), Some(first as usize));
+                    assert_eq!(found[first as usize].replace(key), None);
+                }
             }
-            let mut all = split.shards.concat();
-            all.sort_unstable();
-            all.dedup();
-            assert_eq!(all.len(), split.shards.iter().map(Vec::len).sum::<usize>());
+            for repeat in &split.repeats {
+                let key = split.shards[repeat.shard as usize].keys[repeat.place as usize];
+                assert_eq!(found[repeat.position as usize].replace(key), None);
+            }
+            assert_eq!(found, keys.iter().copied().map(Some).collect::<Vec<_>>());
+            assert!(split.repeats.is_sorted_by_key(|repeat| repeat.position));
         }
         assert!(Split::new(&route, &owners, 1, KeySpace::Hashed, &[5, 6]).is_plain());
         assert!(!Split::new(&route, &owners, 1, KeySpace::Hashed, &[5, 5]).is_plain());

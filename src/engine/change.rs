@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
-use rayon::prelude::*;
 
 use super::apply::{self, Numbering, Visit};
 use super::order::Turn;
@@ -187,13 +186,13 @@ impl Engine {
         };
         let unfinished = Unfinished(lsn);
         let rows: usize = parts.iter().map(|part| part.keys.len()).sum();
-        match self.compute_for(rows) {
-            Some(_) => {
+        match self.compute.helps(rows) {
+            true => {
                 let mut held = turn.take_all(&self.partitions);
                 drop(turn);
                 self.apply_to_all(&parts, &mut held);
             }
-            None => turn.walk(&self.partitions, |place, partition| {
+            false => turn.walk(&self.partitions, |place, partition| {
                 parts.iter().for_each(|part| part.apply(place, partition, self.config.seed));
             }),
         }
@@ -326,15 +325,12 @@ impl Engine {
     /// Applies a change to all partitions, on the compute threads where there are enough rows.
     fn apply_to_all(&self, parts: &[Part<'_>], held: &mut [Guard<'_>]) {
         let seed = self.config.seed;
+        let rows = parts.iter().map(|part| part.keys.len()).sum();
         // The guards stay on this thread; the compute threads borrow what they guard.
-        let mut partitions: Vec<&mut Partition> = held.iter_mut().map(|guard| &mut **guard).collect();
-        let apply = |(place, partition): (usize, &mut &mut Partition)| {
+        let partitions = held.iter_mut().map(|guard| &mut **guard).enumerate().collect();
+        self.compute.each(rows, partitions, |(place, partition): (usize, &mut Partition)| {
             parts.iter().for_each(|part| part.apply(place, partition, seed));
-        };
-        match self.compute_for(parts.iter().map(|part| part.keys.len()).sum()) {
-            Some(compute) => compute.install(|| partitions.par_iter_mut().enumerate().for_each(apply)),
-            None => partitions.iter_mut().enumerate().for_each(apply),
-        }
+        });
     }
 }
 

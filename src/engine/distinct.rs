@@ -25,36 +25,40 @@ impl Distinct {
     /// Finds the distinct keys among `keys[positions[..]]`.
     #[inline(always)]
     pub fn fill(&mut self, keys: &[u64], positions: &[u32]) {
-        self.keys.clear();
-        self.mixed.clear();
-        self.times.clear();
-        self.which.clear();
-        let buckets = (2 * positions.len()).next_power_of_two();
+        // Most buckets stay free, so that the first look nearly always tells whether a key is new.
+        let buckets = (4 * positions.len()).next_power_of_two();
         self.buckets.clear();
         self.buckets.resize(buckets, 0);
-        for &position in positions {
+        self.keys.resize(positions.len(), 0);
+        self.mixed.resize(positions.len(), 0);
+        self.times.resize(positions.len(), 0);
+        self.which.resize(positions.len(), 0);
+        let mut count = 0;
+        for (&position, which) in positions.iter().zip(&mut self.which) {
             let key = keys[position as usize];
             let mixed = hash::mix64(key);
             let mut bucket = mixed as usize & (buckets - 1);
-            loop {
+            *which = loop {
                 match self.buckets[bucket] {
                     0 => {
-                        self.keys.push(key);
-                        self.mixed.push(mixed);
-                        self.times.push(1);
-                        self.buckets[bucket] = self.keys.len() as u32;
-                        self.which.push(self.keys.len() as u32 - 1);
-                        break;
+                        self.keys[count] = key;
+                        self.mixed[count] = mixed;
+                        self.times[count] = 1;
+                        count += 1;
+                        self.buckets[bucket] = count as u32;
+                        break count as u32 - 1;
                     }
                     found if self.keys[found as usize - 1] == key => {
                         self.times[found as usize - 1] += 1;
-                        self.which.push(found - 1);
-                        break;
+                        break found - 1;
                     }
                     _ => bucket = (bucket + 1) & (buckets - 1),
                 }
-            }
+            };
         }
+        self.keys.truncate(count);
+        self.mixed.truncate(count);
+        self.times.truncate(count);
     }
 
     /// How many distinct keys there are.

@@ -8,6 +8,7 @@ mod apply;
 mod change;
 mod check;
 mod clients;
+mod compute;
 mod create;
 pub(crate) mod distinct;
 mod order;
@@ -27,6 +28,7 @@ use std::sync::atomic::AtomicUsize;
 use dashmap::DashMap;
 use parking_lot::RwLock;
 
+use self::compute::Compute;
 use self::order::Order;
 use self::partition::Partition;
 use self::route::Route;
@@ -44,8 +46,6 @@ pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pu
 pub use self::scan::ScanCursor;
 pub use self::stats::TableStats;
 
-/// Requests of fewer rows run on the thread that brings them.
-const PARALLEL_ROWS: usize = 1024;
 /// How an engine is set up. Everything but `owned`, `threads` and `memory_budget` must be the same on all engines of
 /// a cluster, for its whole life.
 #[derive(Clone, Debug)]
@@ -89,8 +89,7 @@ pub struct Engine {
     next_table: AtomicUsize,
     order: Order,
     budget: Budget,
-    /// `None` where one thread does everything.
-    compute: Option<rayon::ThreadPool>,
+    compute: Compute,
 }
 
 impl Engine {
@@ -107,19 +106,6 @@ impl Engine {
         if owned.is_empty() || owned.last().is_some_and(|&last| last >= config.partitions) {
             return invalid(format!("owned must name partitions from 0 to {}", config.partitions - 1));
         }
-        let threads = match config.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
-        let compute = (threads > 1)
-            .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .thread_name(|i| format!("hotrow-compute-{i}"))
-                    .build()
-            })
-            .transpose()
-            .map_err(|e| Error::System(e.to_string()))?;
         let owned: Vec<u32> = owned.into_iter().collect();
         Ok(Engine {
             partitions: owned.iter().map(|&id| RwLock::new(Partition::new(id))).collect(),
@@ -128,7 +114,7 @@ impl Engine {
             next_table: AtomicUsize::new(0),
             order: Order::new(),
             budget: Budget::new(config.memory_budget),
-            compute,
+            compute: Compute::new(config.threads)?,
             config,
         })
     }
@@ -185,11 +171,5 @@ impl Engine {
             Some(table) => Ok(Arc::clone(&table)),
             None => Err(Error::UnknownTable(name.into())),
         }
-    }
-
-    /// The compute threads, for a request of this many rows. A caller that is itself a rayon thread gets none: while it
-    /// waited for them it would be lent to other work, which might wait for the locks that it holds.
-    fn compute_for(&self, rows: usize) -> Option<&rayon::ThreadPool> {
-        self.compute.as_ref().filter(|_| rows >= PARALLEL_ROWS && rayon::current_thread_index().is_none())
     }
 }

@@ -15,6 +15,7 @@ use super::route::Route;
 use super::table::Table;
 use crate::cache::ways_with;
 use crate::error::{Error, Result};
+use crate::numeric::format::{WeightFormat, encode_nearest};
 use crate::numeric::hash;
 use crate::numeric::simd::{self, Level, dispatch};
 use crate::table::{KeySpace, PartView, TablePart};
@@ -100,15 +101,20 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Reads a row that is not in the cache.
+    /// The stored form of a row, if it has one.
     #[inline(always)]
-    fn read(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {
-        let stored = match self.parts.get(partition as usize) {
+    fn stored(&self, partition: u32, row: u32) -> Option<&'a [u8]> {
+        match self.parts.get(partition as usize) {
             None => self.views[partition as usize].stored(row, self.stride),
             Some(_) if row == ABSENT => None,
             Some(part) => part.and_then(|part| part.stored(row)),
-        };
-        match stored {
+        }
+    }
+
+    /// Reads a row that is not in the cache.
+    #[inline(always)]
+    fn read(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {
+        match self.stored(partition, row) {
             Some(bytes) => self.table.layout().decode_weights(bytes, out),
             None => self.table.initial.weights(key, out),
         }
@@ -128,30 +134,60 @@ struct Block<'a> {
     others: usize,
 }
 
+impl Block<'_> {
+    fn new() -> Self {
+        Block {
+            places: [Place::default(); BLOCK],
+            slots: [0; BLOCK],
+            slots_to: [0; BLOCK],
+            cached: 0,
+            rows: [0; BLOCK],
+            rows_to: [0; BLOCK],
+            others: 0,
+        }
+    }
+
+    /// Copies the rows that are cached into `out`.
+    fn gather(&self, held: &Held<'_>, out: &mut [f32]) {
+        if let (Some(pool), true) = (held.table.pool.as_deref(), self.cached > 0) {
+            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+            unsafe { pool.gather(&self.slots[..self.cached], &self.slots_to[..self.cached], out) };
+        }
+    }
+}
+
 /// Reads the rows of `keys` into `out`. Returns how many were in the cache.
 ///
 /// Each step over a block is a function of its own: together they would not fit the registers.
 pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
-    let mut block = Block {
-        places: [Place::default(); BLOCK],
-        slots: [0; BLOCK],
-        slots_to: [0; BLOCK],
-        cached: 0,
-        rows: [0; BLOCK],
-        rows_to: [0; BLOCK],
-        others: 0,
-    };
+    let mut block = Block::new();
     let mut hits = 0;
     for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * held.table.dim())) {
         approach_block(held, keys, &mut block);
         find_block(held, keys, &mut block);
-        if let (Some(pool), true) = (held.table.pool.as_deref(), block.cached > 0) {
-            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-            unsafe { pool.gather(&block.slots[..block.cached], &block.slots_to[..block.cached], out) };
-        }
+        block.gather(held, out);
         read_others(held, keys, &block, out);
         hits += block.cached as u64;
     }
+    hits
+}
+
+/// Reads the rows of `keys` into `out` in another format. Where that is the table's own, rows that are not in the cache
+/// are handed out as they are stored; all others are rounded to the nearest. Returns how many were in the cache.
+pub fn rows_as(format: WeightFormat, held: &Held<'_>, keys: &[u64], out: &mut [u8]) -> u64 {
+    let dim = held.table.dim();
+    let mut block = Block::new();
+    let mut hits = 0;
+    WORK.with_borrow_mut(|work| {
+        work.block.resize(BLOCK * dim, 0.0);
+        for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * format.bytes(dim))) {
+            approach_block(held, keys, &mut block);
+            find_block(held, keys, &mut block);
+            block.gather(held, &mut work.block);
+            encode_block(format, held, keys, &block, &mut work.block, out);
+            hits += block.cached as u64;
+        }
+    });
     hits
 }
 
@@ -205,6 +241,36 @@ dispatch! {
     }
 }
 
+dispatch! {
+    #[inline(never)]
+    fn encode_block(
+        format: WeightFormat,
+        held: &Held<'_>,
+        keys: &[u64],
+        block: &Block<'_>,
+        rows: &mut [f32],
+        out: &mut [u8]
+    ) {
+        let (dim, bytes) = (held.table.dim(), format.bytes(held.table.dim()));
+        let as_stored = format == held.table.layout().weights;
+        for &to in &block.slots_to[..block.cached] {
+            let i = to as usize;
+            encode_nearest(format, &rows[i * dim..][..dim], &mut out[i * bytes..][..bytes]);
+        }
+        for (&row, &to) in block.rows[..block.others].iter().zip(&block.rows_to) {
+            let i = to as usize;
+            let (partition, out) = (block.places[i].partition, &mut out[i * bytes..][..bytes]);
+            match held.stored(partition, row) {
+                Some(stored) if as_stored => out.copy_from_slice(&stored[..bytes]),
+                _ => {
+                    held.read(keys[i], partition, row, &mut rows[..dim]);
+                    encode_nearest(format, &rows[..dim], out);
+                }
+            }
+        }
+    }
+}
+
 /// Bags of keys, cut out of a [`super::PooledPull`].
 #[derive(Clone, Copy)]
 pub struct Bags<'a> {
@@ -228,6 +294,7 @@ struct Work {
     slot_scales: Vec<f32>,
     others: Vec<Other>,
     row: Vec<f32>,
+    block: Vec<f32>,
 }
 
 /// A key of a bag whose row is not in the cache.

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
-use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::partition::Partition;
@@ -12,13 +11,10 @@ use super::pull::{self, Bags, Held};
 use super::table::Table;
 use super::{Engine, PooledPull, Pooling, Pull, Row, RowFormat, check};
 use crate::error::{Error, Result};
-use crate::numeric::format::encode_rows;
-use crate::numeric::{Noise, Rounding};
+use crate::numeric::format::encode_nearest;
 
 /// Rows of one piece of work for the compute threads.
 const JOB_ROWS: usize = 1024;
-/// Rows that are read at f32 before they are encoded for the caller: few enough to stay in the inner caches.
-const ENCODED_ROWS: usize = 128;
 
 thread_local! {
     static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -29,9 +25,9 @@ fn encoded(format: RowFormat, dim: usize, count: usize, out: &mut [u8], read: im
     ROWS.with_borrow_mut(|rows| {
         rows.resize(count * dim, 0.0);
         read(rows);
-        // Rounding to nearest takes no random numbers.
-        let noise = Noise { seed: 0, partition: 0, write_back: 0 };
-        encode_rows(format.weights(), dim, rows, Rounding::Nearest, noise, out);
+        for (row, out) in rows.chunks_exact(dim).zip(out.chunks_exact_mut(format.row_bytes(dim))) {
+            encode_nearest(format.weights(), row, out);
+        }
     });
 }
 
@@ -68,18 +64,11 @@ impl Engine {
             }
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.each_job(rows, jobs, |(held, keys, out)| {
-            let dim = held.table.dim();
-            let mut hits = 0;
-            match format {
-                RowFormat::F32 => hits = pull::rows(held, keys, bytemuck::cast_slice_mut(out)),
-                _ => {
-                    let out = out.chunks_mut(ENCODED_ROWS * format.row_bytes(dim));
-                    for (keys, out) in keys.chunks(ENCODED_ROWS).zip(out) {
-                        encoded(format, dim, keys.len(), out, |rows| hits += pull::rows(held, keys, rows));
-                    }
-                }
-            }
+        self.compute.each(rows, jobs, |(held, keys, out)| {
+            let hits = match format {
+                RowFormat::F32 => pull::rows(held, keys, bytemuck::cast_slice_mut(out)),
+                _ => pull::rows_as(format.weights(), held, keys, out),
+            };
             held.table.count_pull(hits, keys.len() as u64 - hits);
         });
         Ok(())
@@ -124,7 +113,7 @@ impl Engine {
             }
         }
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.each_job(rows, jobs, |(held, bags, out)| {
+        self.compute.each(rows, jobs, |(held, bags, out)| {
             let mut hits = 0;
             match format {
                 RowFormat::F32 => hits = pull::pooled(held, &bags, bytemuck::cast_slice_mut(out)),
@@ -218,13 +207,5 @@ impl Engine {
     ) -> Result<Vec<Held<'a>>> {
         let partitions = guards.iter().filter_map(Option::as_deref);
         tables.iter().map(|table| Held::new(table, &self.route, partitions.clone())).collect()
-    }
-
-    /// Runs jobs here, or on the compute threads where there are enough rows.
-    fn each_job<J: Send>(&self, rows: usize, jobs: Vec<J>, run: impl Fn(J) + Sync + Send) {
-        match self.compute_for(rows) {
-            Some(compute) => compute.install(|| jobs.into_par_iter().for_each(&run)),
-            None => jobs.into_iter().for_each(run),
-        }
     }
 }

@@ -154,6 +154,13 @@ super::simd::dispatch! {
 }
 
 super::simd::dispatch! {
+    /// Rounds the weights of one row to the nearest. Takes no random numbers.
+    pub fn encode_nearest(format: WeightFormat, x: &[f32], row: &mut [u8]) {
+        format.encode(x, Rounding::Nearest, Noise { seed: 0, partition: 0, write_back: 0 }, row);
+    }
+}
+
+super::simd::dispatch! {
     /// Encodes many rows side by side; row i takes the write-back number `noise.write_back + i`.
     pub fn encode_rows(format: WeightFormat, dim: usize, x: &[f32], rounding: Rounding, noise: Noise, rows: &mut [u8]) {
         let mut noise = noise;

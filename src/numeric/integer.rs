@@ -99,9 +99,10 @@ fn encode_codes<const BITS: u32>(
                     }
                 }
             }
-            Rounding::Nearest => v = v.map(f32::round_ties_even),
+            // What follows rounds to the nearest, ties to even.
+            Rounding::Nearest => {}
         }
-        // A whole number plus 1.5 * 2^23 has it in its lowest bits, two's complement and all. A cast would do, but
+        // A small number plus 1.5 * 2^23 is rounded to a whole one, which stands in its lowest bits, two's complement and all. A cast would do, but
         // its checks for NaN and range keep the compiler from vectorising it.
         let offset = offset as f32 + 12_582_912.0;
         let mut codes = v.map(|v| (v + offset).to_bits() as u8);

@@ -26,11 +26,10 @@ use super::shard::Shard;
 use super::status;
 use crate::engine::{ClientId, Origin, PooledPull, Pooling, Pull, Push, Pushed, RowFormat, Touch, check_bags};
 use crate::error::{Error, Result as EngineResult};
-use crate::framing::{Answer, Messages, Outer, Outgoing};
+use crate::framing::{Answer, Messages, Outer, Outgoing, PULL_RESPONSE_ROWS};
 use crate::{proto, wire};
 
-/// Field numbers of `data.proto` that are framed by hand.
-const PULL_RESPONSE_ROWS: u32 = 1;
+/// A field number of `data.proto`.
 const STREAM_RESPONSE_PULL: u32 = 6;
 
 /// Answers of a stream that may wait for the connection.

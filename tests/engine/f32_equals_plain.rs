@@ -1,14 +1,11 @@
 //! An f32 table is what a plain program would do with a `Vec<f32>`: the same bits, for every optimizer, with
 //! duplicate keys, clipping and weight decay.
 
-mod reference;
-mod support;
-
+use crate::support::changes::engine_with;
+use crate::support::random::{Random, key};
+use crate::support::{bits, cases};
 use hotrow::{Assign, Optimizer, Precision, Pull, Push, TableSpec};
 use proptest::prelude::*;
-use support::changes::engine_with;
-use support::random::{Random, key};
-use support::{bits, cases};
 
 const KEYS: usize = 12;
 

@@ -1,13 +1,12 @@
 //! The engine against a slow, obvious model (`reference/`, written from docs/NUMERICS.md alone): random sequences of
 //! create, pull, push, touch, assign, remove and drop give the same bits, the same cache and the same counters.
 
-mod reference;
-mod support;
-
+use crate::reference;
+use crate::reference::Model;
+use crate::support;
+use crate::support::{bits, cases, to_reference};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use reference::Model;
-use support::{bits, cases, to_reference};
 
 use hotrow::{Assign, Engine, EngineConfig, PooledPull, Pooling, Pull, Push, Remove, TableSpec, Touch};
 

@@ -1,13 +1,11 @@
 //! The optimizers are those of PyTorch (and of FBGEMM, for row-wise Adagrad): recorded runs come out the same, and
 //! rows in the cache are stepped exactly like rows of f32 tables.
 
-mod reference;
-mod support;
-
+use crate::support;
+use crate::support::bits;
+use crate::support::changes::engine_with;
 use hotrow::{Assign, CacheBudget, Engine, Optimizer, Precision, Push, Quantizer, TableSpec, Touch};
 use serde_json::Value;
-use support::bits;
-use support::changes::engine_with;
 
 fn number(value: &Value) -> Option<f32> {
     value.as_f64().map(|x| x as f32)

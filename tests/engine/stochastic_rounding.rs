@@ -1,15 +1,14 @@
 //! Stochastic rounding is right on average, takes its noise from seed, partition and write-back number, and never
 //! moves a weight by more than one step.
 
-mod reference;
-mod support;
-
+use crate::reference;
+use crate::support;
+use crate::support::random::Random;
+use crate::support::{bits, cases, to_reference_precision, to_reference_quantizer};
 use hotrow::Rounding::{self, Nearest, Stochastic};
 use hotrow::numeric::format::{decode_rows, encode_rows};
 use hotrow::numeric::{Noise, WeightFormat};
 use proptest::prelude::*;
-use support::random::Random;
-use support::{bits, cases, to_reference_precision, to_reference_quantizer};
 
 const NOISE: Noise = Noise { seed: 1, partition: 2, write_back: 3 };
 /// Integer rows limit what they hold to this.

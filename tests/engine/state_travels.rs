@@ -1,14 +1,12 @@
 //! Optimizer state travels with its row: into the cache, out of it, and back.
 
-mod reference;
-mod support;
-
+use crate::support;
+use crate::support::bits;
+use crate::support::changes::engine_with;
+use crate::support::random::Random;
 use hotrow::{
     Assign, CacheBudget, Engine, Optimizer, Policy, Precision, Push, Quantizer, StatePrecision, TableSpec, Touch,
 };
-use support::bits;
-use support::changes::engine_with;
-use support::random::Random;
 
 const KEY: u64 = 5;
 

@@ -1,17 +1,14 @@
 //! A request that cannot be done is refused whole, with an error that says what to do, and nothing is changed.
 
-mod reference;
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use crate::support::changes::{engine, engine_with};
+use crate::support::random::Random;
 use hotrow::{
     Assign, CacheBudget, Change, Engine, EngineConfig, Error, Initializer, KeySpace, Lsn, Optimizer, Policy,
     PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, Result, TableSpec, TableStats, Touch,
 };
-use support::changes::{engine, engine_with};
-use support::random::Random;
 
 const DIM: usize = 3;
 

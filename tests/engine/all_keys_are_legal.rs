@@ -1,12 +1,10 @@
 //! Every 64-bit number is a key like any other, and a removed key leaves nothing behind but room.
 
-mod reference;
-mod support;
-
+use crate::support;
+use crate::support::bits;
+use crate::support::changes::engine_with;
+use crate::support::random::Random;
 use hotrow::{Assign, CacheBudget, Engine, Initializer, Optimizer, Policy, Pull, Push, Remove, Row, TableSpec, Touch};
-use support::bits;
-use support::changes::engine_with;
-use support::random::Random;
 
 const DIM: usize = 6;
 

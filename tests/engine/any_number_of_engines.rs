@@ -1,15 +1,13 @@
 //! How the partitions are split over engines changes no bit: any number of them hold together what one would hold.
 
-mod reference;
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 
+use crate::support::changes::{KEYS, Owned, engine, engine_with, two_tables};
+use crate::support::random::{Random, key};
 use hotrow::{
     Assign, Engine, EngineConfig, Error, Policy, PooledPull, Pooling, Pull, Push, Remove, Result, TableSpec, Touch,
 };
-use support::changes::{KEYS, Owned, engine, engine_with, two_tables};
-use support::random::{Random, key};
 
 const PARTITIONS: u32 = 8;
 

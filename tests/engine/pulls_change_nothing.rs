@@ -1,15 +1,14 @@
 //! Reading changes nothing, and the counters count what happened: hits and misses as sent, rows as they moved.
 
-mod reference;
-mod support;
-
+use crate::reference;
+use crate::support;
 use std::collections::BTreeSet;
 
+use crate::reference::Model;
+use crate::support::random::{Random, key};
+use crate::support::{cases, to_reference};
 use hotrow::{Engine, EngineConfig, PooledPull, Pooling, Precision, Pull, Push, StatePrecision, TableSpec, Touch};
 use proptest::prelude::*;
-use reference::Model;
-use support::random::{Random, key};
-use support::{cases, to_reference};
 
 const KEYS: u64 = 60;
 

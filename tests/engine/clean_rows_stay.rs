@@ -1,16 +1,14 @@
 //! Coming and going costs a row nothing: rows that are brought into the cache and leave it unchanged keep every bit.
 //! Rows that are rounded again and again wander, but do not fade.
 
-mod reference;
-mod support;
-
+use crate::support;
+use crate::support::bits;
+use crate::support::changes::engine_with;
+use crate::support::random::Random;
 use hotrow::{
     Assign, CacheBudget, Engine, Initializer, KeySpace, Optimizer, Policy, Precision, Push, Quantizer, StatePrecision,
     TableSpec, Touch,
 };
-use support::bits;
-use support::changes::engine_with;
-use support::random::Random;
 
 const ROWS: u64 = 48;
 

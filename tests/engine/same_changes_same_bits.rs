@@ -1,16 +1,14 @@
 //! The same changes in the same order give the same bits: whatever the threads, whatever is read meanwhile, and
 //! when a log is replayed.
 
-mod reference;
-mod support;
-
+use crate::support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use crate::support::changes::{KEYS, Owned, engine, engine_with, two_tables};
+use crate::support::random::Random;
 use hotrow::{Engine, Lsn, PooledPull, Pooling, Pull, TableSpec};
-use support::changes::{KEYS, Owned, engine, engine_with, two_tables};
-use support::random::Random;
 
 /// Tells the readers to stop, also when a test fails.
 struct Stop<'a>(&'a AtomicBool);

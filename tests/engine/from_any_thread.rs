@@ -1,13 +1,10 @@
 //! The engine may be called from any thread: of a rayon pool, or while tables come and go.
 
-mod reference;
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::changes::Owned;
 use hotrow::{Change, Engine, EngineConfig, Error, Pull, Push, Result, TableSpec};
 use rayon::prelude::*;
-use support::changes::Owned;
 
 const DIM: usize = 8;
 

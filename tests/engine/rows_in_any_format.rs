@@ -1,0 +1,112 @@
+//! Rows are handed out in the format that is asked for: rounded to the nearest, or as they are stored where the table's own
+//! format is asked for, so that nothing is rounded twice.
+
+use hotrow::{
+    CacheBudget, Engine, EngineConfig, PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, RowFormat,
+    TableSpec,
+};
+
+use crate::reference;
+use crate::support::random::{Random, key};
+use crate::support::{bits, formats, to_reference_precision};
+
+const FORMATS: [(RowFormat, Precision); 4] = [
+    (RowFormat::F32, Precision::F32),
+    (RowFormat::F16, Precision::F16),
+    (RowFormat::Bf16, Precision::Bf16),
+    (RowFormat::Int8, Precision::Int8),
+];
+const KEYS: u64 = 300;
+
+/// A table of which some rows are cached, some stored, some removed and some never seen.
+fn trained(spec: &TableSpec, seed: u64) -> (Engine, Vec<u64>) {
+    let config = EngineConfig { partitions: 4, small_table_bytes: 0, threads: 2, ..EngineConfig::default() };
+    let engine = Engine::new(config).unwrap();
+    engine.create(spec).unwrap();
+    let keys: Vec<u64> = (0..KEYS).map(|small| key(spec, small)).collect();
+    let mut random = Random(seed);
+    for _ in 0..5 {
+        let some: Vec<u64> = (0..200).map(|_| keys[random.below(KEYS - 50) as usize]).collect();
+        let gradients = random.numbers(some.len() * spec.dim);
+        engine.push(&[Push { table: "t", keys: &some, gradients: &gradients, ..Push::default() }]).unwrap();
+    }
+    engine.remove(&[Remove { table: "t", keys: &keys[..20] }]).unwrap();
+    // Every key more than once, in no order, and enough of them for the compute threads.
+    let asked = (0..1500).map(|_| keys[random.below(KEYS) as usize]).collect();
+    (engine, asked)
+}
+
+fn tables(dim: usize) -> Vec<TableSpec> {
+    let spec = |table: TableSpec, (precision, quantizer): (Precision, Quantizer)| {
+        table.precision(precision).quantizer(quantizer).cache(CacheBudget::Rows(90))
+    };
+    let both = |format| [spec(TableSpec::dense("t", KEYS, dim), format), spec(TableSpec::hashed("t", dim), format)];
+    formats().into_iter().flat_map(both).collect()
+}
+
+fn nearest(precision: reference::Precision, row: &[f32]) -> Vec<u8> {
+    reference::encode_weights(precision, reference::Quantizer::Symmetric, reference::Rounding::Nearest, row, 0, 0, 0)
+}
+
+#[test]
+fn rows_are_rounded_once() {
+    for (seed, dim) in [(1, 1), (2, 7), (3, 64), (4, 100)] {
+        for spec in tables(dim) {
+            let (engine, keys) = trained(&spec, seed);
+            let mut exact = vec![0.0; keys.len() * dim];
+            engine.pull(&[Pull { table: "t", keys: &keys }], &mut exact).unwrap();
+            let mut seen = [0; 3];
+            for (format, precision) in FORMATS {
+                let row_bytes = format.row_bytes(dim);
+                let mut out = vec![0; keys.len() * row_bytes];
+                let before = engine.stats("t").unwrap();
+                engine.pull_as(format, &[Pull { table: "t", keys: &keys }], &mut out).unwrap();
+                let after = engine.stats("t").unwrap();
+                let mut hits = 0;
+                for ((&key, exact), row) in keys.iter().zip(exact.chunks_exact(dim)).zip(out.chunks_exact(row_bytes)) {
+                    let precision = to_reference_precision(precision);
+                    let read = reference::decode_weights(precision, reference::Quantizer::Symmetric, dim, row);
+                    let state = engine.inspect("t", key).unwrap();
+                    hits += u64::from(state.cached);
+                    let own = matches!(
+                        (format, spec.precision, spec.quantizer),
+                        (RowFormat::F32, ..)
+                            | (RowFormat::F16, Precision::F16, _)
+                            | (RowFormat::Bf16, Precision::Bf16, _)
+                            | (RowFormat::Int8, Precision::Int8, Quantizer::Symmetric)
+                    );
+                    if own && state.stored && !state.cached {
+                        seen[0] += 1;
+                        assert_eq!(bits(&read), bits(exact), "{format} of {spec:?}, key {key}: not what is stored");
+                        continue;
+                    }
+                    seen[if state.cached { 1 } else { 2 }] += 1;
+                    assert_eq!(row, nearest(precision, exact), "{format} of {spec:?}, key {key}: not the nearest");
+                }
+                assert_eq!(after.pull_hits - before.pull_hits, hits);
+                assert_eq!(after.pull_misses - before.pull_misses, keys.len() as u64 - hits);
+            }
+            let rounds = spec.precision != Precision::F32;
+            assert!(seen[0] > 0 && (seen[1] > 0 || !rounds) && (seen[2] > 0 || !rounds), "{spec:?}: {seen:?}");
+        }
+    }
+}
+
+#[test]
+fn bags_are_rounded_when_they_are_summed() {
+    let dim = 20;
+    for spec in tables(dim) {
+        let (engine, keys) = trained(&spec, 9);
+        let offsets: Vec<u64> = (0..keys.len() as u64).step_by(7).collect();
+        let bags = PooledPull { table: "t", keys: &keys, offsets: &offsets, weights: None, pooling: Pooling::Mean };
+        let mut exact = vec![0.0; offsets.len() * dim];
+        engine.pull_pooled(&[bags], &mut exact).unwrap();
+        for (format, precision) in FORMATS {
+            let mut out = vec![0; offsets.len() * format.row_bytes(dim)];
+            engine.pull_pooled_as(format, &[bags], &mut out).unwrap();
+            let expected: Vec<u8> =
+                exact.chunks_exact(dim).flat_map(|row| nearest(to_reference_precision(precision), row)).collect();
+            assert_eq!(out, expected, "{format} of {spec:?}");
+        }
+    }
+}
