@@ -47,6 +47,7 @@ mod cache;
 pub mod cli;
 pub mod client;
 pub mod cluster;
+pub mod durability;
 mod engine;
 mod error;
 mod framing;

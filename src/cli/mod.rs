@@ -2,6 +2,7 @@
 
 mod bench;
 mod connect;
+mod log;
 mod plan;
 mod pull;
 mod push;
@@ -36,6 +37,9 @@ enum Command {
     /// Measure pulls, pushes or training steps against a server.
     Bench(bench::Args),
     Plan(plan::Args),
+    /// Look at the log of a shard that is not running, or mend it.
+    #[command(subcommand)]
+    Log(log::Command),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  hotrow completions fish > ~/.config/fish/completions/hotrow.fish")]
     Completions {
@@ -64,6 +68,7 @@ pub fn main() -> ExitCode {
         Command::Stats(args) => block_on(stats::run(args)),
         Command::Bench(args) => bench::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Log(command) => log::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hotrow", &mut std::io::stdout());
             Ok(())

@@ -13,8 +13,8 @@ use crate::server::config::Config;
 
 /// Run a server: one shard of a cluster, or all of it.
 ///
-/// Settings come from the file, then from the environment, then from flags; the later ones win. Rows live in memory only:
-/// they are lost when the server ends.
+/// Settings come from the file, then from the environment, then from flags; the later ones win. Without
+/// --data-dir rows live in memory only and are lost when the server ends; with it every change is logged and survives.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -22,6 +22,8 @@ Examples:
     hotrow serve
   For others too, with TLS and tokens, and at most 200 GiB of tables:
     hotrow serve --listen 0.0.0.0:7700 --tls-cert server.pem --tls-key server.key --tokens tokens.txt --memory 200GiB
+  On this host only, and nothing is lost when it ends or is killed:
+    hotrow serve --data-dir /var/lib/hotrow
   The first of two shards, and what a StatefulSet of four would run (in quotes, or the shell expands the braces):
     hotrow serve --listen 10.0.0.1:7700 --shards host-a:7700,host-b:7700 --shard 0 --allow-plaintext
     hotrow serve --listen 0.0.0.0:7700 --shards 'hotrow-{0..3}.hotrow:7700' --shard auto --allow-plaintext
@@ -93,6 +95,22 @@ pub struct Args {
     /// The authority that signed the shards' certificates, PEM: shards speak TLS to each other.
     #[arg(long, env = "HOTROW_CLUSTER_CA")]
     cluster_ca: Option<PathBuf>,
+    /// none: rows live in memory only; log: changes are logged and applied again at the next start [default: none].
+    #[arg(long, env = "HOTROW_DURABILITY", value_name = "none|log")]
+    durability: Option<String>,
+    /// This shard's own folder, for the log; asks for --durability log where that is not given.
+    #[arg(long, env = "HOTROW_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// When a push is acknowledged: always (synced to disk), interval (written, synced soon), never (at once) [default:
+    /// always].
+    #[arg(long, env = "HOTROW_SYNC", value_name = "always|interval|never")]
+    sync: Option<String>,
+    /// With --sync interval: milliseconds of changes that a loss of power may take [default: 100].
+    #[arg(long, env = "HOTROW_SYNC_INTERVAL_MS")]
+    sync_interval_ms: Option<u64>,
+    /// Length of a file of the log [default: 256MiB].
+    #[arg(long, env = "HOTROW_SEGMENT")]
+    segment: Option<String>,
     /// The certificate chain, PEM: serve TLS.
     #[arg(long, env = "HOTROW_TLS_CERT")]
     tls_cert: Option<PathBuf>,
@@ -146,6 +164,13 @@ impl Args {
         set(&mut config.cluster.shard, self.shard);
         set(&mut config.cluster.token_file, self.cluster_token_file);
         set(&mut config.cluster.ca, self.cluster_ca);
+        // A folder that is named on the command line is meant to be used.
+        let wanted = self.data_dir.is_some().then(|| "log".to_string());
+        set(&mut config.durability.mode, self.durability.or(wanted));
+        set(&mut config.durability.data_dir, self.data_dir);
+        set(&mut config.durability.sync, self.sync);
+        set(&mut config.durability.sync_interval_ms, self.sync_interval_ms);
+        set(&mut config.durability.segment, self.segment);
         set(&mut config.tls.cert, self.tls_cert);
         set(&mut config.tls.key, self.tls_key);
         set(&mut config.tls.client_ca, self.tls_client_ca);
@@ -210,6 +235,7 @@ async fn serve(config: &Config) -> Result<()> {
         _ = terminate.recv() => tracing::info!("told to end: draining"),
         _ = tokio::signal::ctrl_c() => tracing::info!("interrupted: draining"),
         () = server.asked_to_drain() => {}
+        reason = server.failed() => anyhow::bail!(reason),
     }
     server.drain().await?;
     tracing::info!("drained");

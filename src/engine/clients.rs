@@ -84,6 +84,11 @@ impl Clients {
         self.open.len()
     }
 
+    /// Those that are open.
+    pub fn ids(&self) -> Vec<ClientId> {
+        self.open.keys().copied().collect()
+    }
+
     /// Whether a client is open.
     pub fn is_open(&self, client: ClientId) -> bool {
         self.open.contains_key(&client)

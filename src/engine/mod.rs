@@ -139,6 +139,16 @@ impl Engine {
         self.order.open_clients()
     }
 
+    /// The open clients.
+    pub fn clients(&self) -> Vec<ClientId> {
+        self.order.turn().clients().ids()
+    }
+
+    /// Another memory budget. Tables that are over it stay as they are.
+    pub fn limit_memory(&self, budget: Option<u64>) {
+        self.budget.set_limit(budget);
+    }
+
     /// Bytes that tables have taken from the memory budget.
     pub fn memory_used(&self) -> u64 {
         self.budget.used()

@@ -37,7 +37,7 @@ impl Admin for AdminService {
                     shard: shard.number,
                     tables: tables.iter().map(wire::stats_to).collect(),
                     memory_used: shard.engine.memory_used(),
-                    memory_budget: shard.engine.config().memory_budget.unwrap_or(0),
+                    memory_budget: shard.memory_budget.unwrap_or(0),
                     last_lsn: shard.engine.last_lsn().0,
                     open_clients: shard.engine.open_clients() as u64,
                 })
@@ -58,7 +58,7 @@ impl Admin for AdminService {
     }
 
     async fn flush(&self, _: Request<proto::FlushRequest>) -> Result<Response<proto::FlushResponse>, Status> {
-        self.shard.run(|shard| Ok(proto::FlushResponse { lsn: shard.engine.flush().0 })).await.map(Response::new)
+        self.shard.change(|shard| Ok(proto::FlushResponse { lsn: shard.engine.flush().0 })).await.map(Response::new)
     }
 
     async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
@@ -73,7 +73,7 @@ impl Admin for AdminService {
     ) -> Result<Response<proto::AssignRowsResponse>, Status> {
         let request = request.into_inner();
         self.shard
-            .run(move |shard| {
+            .change(move |shard| {
                 let table = request.table.as_str();
                 let keys = wire::numbers(table, "keys", &request.keys)?;
                 let weights = wire::numbers(table, "weights", &request.weights)?;
@@ -92,7 +92,7 @@ impl Admin for AdminService {
     ) -> Result<Response<proto::RemoveRowsResponse>, Status> {
         let request = request.into_inner();
         self.shard
-            .run(move |shard| {
+            .change(move |shard| {
                 let keys = wire::numbers(&request.table, "keys", &request.keys)?;
                 let lsn = shard.engine.remove(&[Remove { table: &request.table, keys: &keys }])?;
                 Ok(proto::RemoveRowsResponse { lsn: lsn.0 })

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Topology, ordinal_of};
+use crate::durability::{LogOptions, SyncPolicy};
 use crate::engine::EngineConfig;
 use crate::table::{CacheBudget, TableSpec, parse_bytes};
 
@@ -22,6 +24,8 @@ pub struct Config {
     pub engine: EngineSection,
     /// The shards.
     pub cluster: ClusterSection,
+    /// The log of changes.
+    pub durability: DurabilitySection,
     /// Certificates.
     pub tls: TlsSection,
     /// Tokens.
@@ -87,6 +91,50 @@ pub struct ClusterSection {
     pub token_file: PathBuf,
     /// The authority that signed the shards' certificates.
     pub ca: PathBuf,
+}
+
+/// The log of changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DurabilitySection {
+    /// `none`, or `log`: every change is logged before it is applied, and applied again at the next start.
+    pub mode: String,
+    /// The shard's data folder.
+    pub data_dir: PathBuf,
+    /// When a change is acknowledged: `always`, `interval` or `never`.
+    pub sync: String,
+    /// With `interval`: what a loss of power may take.
+    pub sync_interval_ms: u64,
+    /// Length of a file of the log.
+    pub segment: String,
+}
+
+impl DurabilitySection {
+    /// How the log is kept; `None` where there is none.
+    pub fn log_options(&self) -> Result<Option<LogOptions>, String> {
+        match self.mode.as_str() {
+            "none" => return Ok(None),
+            "log" => {}
+            mode => return Err(format!("durability.mode (--durability) is '{mode}': use none or log")),
+        }
+        if self.data_dir.as_os_str().is_empty() {
+            return Err("durability.mode is log, and that needs a folder: give --data-dir".into());
+        }
+        let sync = match self.sync.as_str() {
+            "always" => SyncPolicy::Always,
+            "interval" if self.sync_interval_ms == 0 => {
+                return Err("durability.sync_interval_ms is 0: use 1 or more, or sync = \"always\"".into());
+            }
+            "interval" => SyncPolicy::Interval(Duration::from_millis(self.sync_interval_ms)),
+            "never" => SyncPolicy::Never,
+            sync => return Err(format!("durability.sync (--sync) is '{sync}': use always, interval or never")),
+        };
+        let segment_bytes = parse_bytes(&self.segment).map_err(|e| format!("durability.segment: {e}"))?;
+        if !(1 << 16..=1 << 34).contains(&segment_bytes) {
+            return Err(format!("durability.segment is {}: use 64KiB to 16GiB", self.segment));
+        }
+        Ok(Some(LogOptions { sync, segment_bytes }))
+    }
 }
 
 /// Certificates.
@@ -321,6 +369,7 @@ impl Config {
         if !["text", "json"].contains(&self.log.format.as_str()) {
             return Err(format!("log.format is '{}': use text or json", self.log.format));
         }
+        self.durability.log_options()?;
         self.tables.iter().try_for_each(|table| table.spec().map(drop))
     }
 }

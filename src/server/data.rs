@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use http::{Request, Response};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,7 +25,7 @@ use super::auth::Role;
 use super::gate::{Deadline, Room};
 use super::shard::Shard;
 use super::status;
-use crate::engine::{ClientId, Origin, PooledPull, Pooling, Pull, Push, Pushed, RowFormat, Touch, check_bags};
+use crate::engine::{ClientId, Lsn, Origin, PooledPull, Pooling, Pull, Push, Pushed, RowFormat, Touch, check_bags};
 use crate::error::{Error, Result as EngineResult};
 use crate::framing::{Answer, Messages, Outer, Outgoing, PULL_RESPONSE_ROWS};
 use crate::{proto, wire};
@@ -32,8 +33,8 @@ use crate::{proto, wire};
 /// A field number of `data.proto`.
 const STREAM_RESPONSE_PULL: u32 = 6;
 
-/// Answers of a stream that may wait for the connection.
-const STREAM_AHEAD: usize = 4;
+/// Answers of a stream that may wait for the log or the connection: as many as clients have under way.
+const STREAM_AHEAD: usize = 32;
 
 /// The data service of a shard.
 #[derive(Clone)]
@@ -83,26 +84,34 @@ async fn answer(shard: Arc<Shard>, request: Request<Body>) -> Result<Response<Bo
         }
         Some("Push") => {
             let request = decode::<proto::PushRequest>(messages.only().await?)?;
+            shard.room_in_log().await;
             deadline.check()?;
-            Outgoing::message(&push(&shard, &request)?)
+            let pushed = push(&shard, &request)?;
+            shard.safe(Lsn(pushed.lsn)).await?;
+            Outgoing::message(&pushed)
         }
         Some("Touch") => {
             let request = decode::<proto::TouchRequest>(messages.only().await?)?;
+            shard.room_in_log().await;
             deadline.check()?;
-            Outgoing::message(&touch(&shard, &request)?)
+            let touched = touch(&shard, &request)?;
+            shard.safe(Lsn(touched.lsn)).await?;
+            Outgoing::message(&touched)
         }
         Some("OpenClient") => {
             let request = decode::<proto::OpenClientRequest>(messages.only().await?)?;
             let client = client_id(&request.client_id)?;
-            shard.engine.open_client(client).map_err(|e| shard.status(e))?;
+            let lsn = shard.engine.open_client(client).map_err(|e| shard.status(e))?;
             shard.heard_of.insert(client, Instant::now());
+            shard.safe(lsn).await?;
             Outgoing::message(&proto::OpenClientResponse { idle_seconds: shard.client_idle.as_secs() })
         }
         Some("CloseClient") => {
             let request = decode::<proto::CloseClientRequest>(messages.only().await?)?;
             let client = client_id(&request.client_id)?;
-            shard.engine.close_client(client).map_err(|e| shard.status(e))?;
+            let lsn = shard.engine.close_client(client).map_err(|e| shard.status(e))?;
             shard.heard_of.remove(&client);
+            shard.safe(lsn).await?;
             Outgoing::message(&proto::CloseClientResponse {})
         }
         _ => return Err(Status::unimplemented("no such method: is the client newer than the server?")),
@@ -125,6 +134,7 @@ fn client_id(bytes: &[u8]) -> Result<ClientId, Status> {
 /// caller: to refuse one push and take the next would change their order.
 fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Room>) -> Response<Body> {
     let (answers, body) = mpsc::channel(STREAM_AHEAD);
+    let logged = Arc::clone(&shard);
     tokio::spawn(async move {
         let _room = room;
         let mut draining = shard.draining.subscribe();
@@ -142,7 +152,9 @@ fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Ro
                     Ok(request) => {
                         let permit = Arc::clone(&shard.in_flight).acquire_owned().await;
                         let permit = permit.expect("the semaphore is never closed");
-                        Ok((answer_one(&shard, request, role), Some(permit)))
+                        shard.room_in_log().await;
+                        let (answer, lsn) = answer_one(&shard, request, role);
+                        Ok((answer, Some(permit), lsn))
                     }
                 },
             };
@@ -152,14 +164,27 @@ fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Ro
             }
         }
     });
-    Answer::response(ReceiverStream::new(body))
+    // A push is answered when it is safe; those behind it are applied meanwhile, so that one sync serves many.
+    let body = ReceiverStream::new(body).then(move |answer| {
+        let shard = Arc::clone(&logged);
+        async move {
+            let (answer, permit, lsn) = answer?;
+            if let Some(lsn) = lsn {
+                shard.safe(lsn).await?;
+            }
+            Ok((answer, permit))
+        }
+    });
+    Answer::response(Box::pin(body))
 }
 
-fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Outgoing {
+/// The answer to one message, and the change that must be safe before it is sent.
+fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> (Outgoing, Option<Lsn>) {
     use proto::stream_request::Request;
     use proto::stream_response::Response;
     let begun = Instant::now();
     let id = request.id;
+    let mut lsn = None;
     let (method, answer) = match &request.request {
         Some(Request::Pull(request)) => {
             let answer = pull(shard, request).map(|(head, rows)| {
@@ -171,6 +196,7 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Outgo
         }
         Some(Request::Push(request)) => {
             let answer = role.require(Role::Write).and_then(|()| push(shard, request)).map(|response| {
+                lsn = Some(Lsn(response.lsn));
                 let response = Some(Response::Push(response));
                 Outgoing::message(&proto::StreamResponse { id, response, ..Default::default() })
             });
@@ -180,7 +206,7 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Outgo
     };
     let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
     shard.metrics.finished(method, code, begun.elapsed());
-    answer.unwrap_or_else(|status| {
+    let answer = answer.unwrap_or_else(|status| {
         let version = status.metadata().get(status::TOPOLOGY_VERSION).and_then(|v| v.to_str().ok()?.parse().ok());
         Outgoing::message(&proto::StreamResponse {
             id,
@@ -189,7 +215,8 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Outgo
             topology_version: version.unwrap_or(0),
             response: None,
         })
-    })
+    });
+    (answer, lsn)
 }
 
 /// A table's part of a pull, ready for the engine.

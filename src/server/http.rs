@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::shard::Shard;
+use crate::durability::Progress;
 
 /// The routes of a shard.
 pub fn routes(shard: Arc<Shard>) -> Router {
@@ -29,9 +30,15 @@ async fn metrics(State(shard): State<Arc<Shard>>) -> Response {
     }
 }
 
-async fn ready(State(shard): State<Arc<Shard>>) -> (StatusCode, &'static str) {
-    match *shard.draining.borrow() {
-        false => (StatusCode::OK, "ready\n"),
-        true => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+async fn ready(State(shard): State<Arc<Shard>>) -> (StatusCode, String) {
+    let recovering = *shard.recovering.lock();
+    match (recovering, *shard.draining.borrow()) {
+        (Some(Progress { bytes, total_bytes, changes }), _) => {
+            let text =
+                format!("recovering: {changes} changes applied, {bytes} of {total_bytes} bytes of the log read\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text)
+        }
+        (None, false) => (StatusCode::OK, "ready\n".into()),
+        (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into()),
     }
 }

@@ -3,6 +3,7 @@
 //! Requests are counted as they happen. What the engine counts by itself is read when somebody asks. The names are
 //! listed in `docs/OPERATIONS.md`, and a test compares the two.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, R
 use tonic::Code;
 
 use super::shard::Shard;
+use crate::durability::{Log, LogStats};
 use crate::engine::TableStats;
 
 /// What is counted.
@@ -186,10 +188,10 @@ const TABLE_METRICS: [TableMetric; 9] = [
 /// A metric per shard: its name, its help, its type and its value.
 type ShardMetric = (&'static str, &'static str, MetricType, fn(&Shard) -> f64);
 
-const SHARD_METRICS: [ShardMetric; 7] = [
+const SHARD_METRICS: [ShardMetric; 15] = [
     ("hotrow_memory_used_bytes", "Bytes that tables have taken.", MetricType::GAUGE, |s| s.engine.memory_used() as f64),
     ("hotrow_memory_budget_bytes", "Bytes that tables may take; 0 is no limit.", MetricType::GAUGE, |s| {
-        s.engine.config().memory_budget.unwrap_or(0) as f64
+        s.memory_budget.unwrap_or(0) as f64
     }),
     ("hotrow_changes_total", "Changes applied: the last LSN.", MetricType::COUNTER, |s| s.engine.last_lsn().0 as f64),
     ("hotrow_open_clients", "Clients whose pushes are remembered.", MetricType::GAUGE, |s| {
@@ -202,7 +204,35 @@ const SHARD_METRICS: [ShardMetric; 7] = [
     ("hotrow_owned_partitions", "Partitions that this shard owns.", MetricType::GAUGE, |s| {
         s.topology.owned_by(s.number).len() as f64
     }),
+    ("hotrow_log_appended_bytes_total", "Bytes appended to the log.", MetricType::COUNTER, |s| {
+        log(s).appended_bytes as f64
+    }),
+    ("hotrow_log_groups_total", "Groups of changes appended to the log.", MetricType::COUNTER, |s| {
+        log(s).groups as f64
+    }),
+    ("hotrow_log_syncs_total", "Syncs of the log to disk.", MetricType::COUNTER, |s| log(s).syncs as f64),
+    ("hotrow_log_bytes", "Bytes of the log on disk.", MetricType::GAUGE, |s| log(s).disk_bytes as f64),
+    ("hotrow_log_waiting_bytes", "Bytes that wait to be written to the log.", MetricType::GAUGE, |s| {
+        log(s).waiting_bytes as f64
+    }),
+    ("hotrow_log_unsynced_changes", "Changes that a loss of power would take.", MetricType::GAUGE, |s| {
+        log(s).unsynced_changes as f64
+    }),
+    ("hotrow_log_full", "1 while the log's disk is full and changes are refused.", MetricType::GAUGE, |s| {
+        f64::from(u8::from(log(s).full))
+    }),
+    (
+        "hotrow_log_cut_bytes",
+        "Bytes cut off the log's end at the start: never a whole group.",
+        MetricType::GAUGE,
+        |s| s.cut_bytes.load(Ordering::Relaxed) as f64,
+    ),
 ];
+
+/// All zero where there is no log.
+fn log(shard: &Shard) -> LogStats {
+    shard.log.get().map(Log::stats).unwrap_or_default()
+}
 
 const BUILD_INFO: (&str, &str) = ("hotrow_build_info", "Always 1; what runs is in the labels.");
 

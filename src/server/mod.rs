@@ -13,6 +13,7 @@ mod gate;
 mod http;
 mod listen;
 mod metrics;
+mod recovery;
 mod reload;
 mod shard;
 mod status;
@@ -21,11 +22,13 @@ mod tls;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use dashmap::DashMap;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -80,13 +83,10 @@ impl Server {
         config.server.listen = address;
         let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
         let (topology, number) = config.topology(host.unwrap_or_default().trim()).map_err(|e| anyhow!(e))?;
-        let engine = Engine::new(config.engine_config(&topology, number).map_err(|e| anyhow!(e))?)?;
-        for table in &config.tables {
-            let spec = table.spec().map_err(|e| anyhow!(e))?;
-            engine.create(&spec)?;
-            let footprint = spec.footprint()?;
-            tracing::info!(table = spec.name, bytes_per_row = footprint.bytes_per_row, "table made");
-        }
+        let mut engine = config.engine_config(&topology, number).map_err(|e| anyhow!(e))?;
+        // What was applied once is applied again, whatever the budget is now; it is set after that.
+        let memory_budget = engine.memory_budget.take();
+        let engine = Engine::new(engine)?;
         let bytes = |text: &str| parse_bytes(text).map_err(|e| anyhow!(e));
         let shard = Arc::new(Shard {
             engine,
@@ -102,9 +102,30 @@ impl Server {
             buffers: Arc::default(),
             credentials: peer_credentials(&config)?,
             heard_of: DashMap::new(),
+            memory_budget,
+            log: OnceLock::new(),
+            data_folder: OnceLock::new(),
+            recovering: Mutex::new(None),
+            cut_bytes: AtomicU64::new(0),
             draining: watch::Sender::new(false),
         });
         shard.metrics.watch(&shard);
+        let http = match config.server.http.is_empty() {
+            true => None,
+            false => Some(serve_http(&config.server.http, &shard).await?),
+        };
+        recovery::recover(&shard, &config).await?;
+        shard.engine.limit_memory(memory_budget);
+        for table in &config.tables {
+            let spec = table.spec().map_err(|e| anyhow!(e))?;
+            let made = spec.clone();
+            shard
+                .change(move |shard| shard.engine.create(&made))
+                .await
+                .map_err(|e| anyhow!(e.message().to_string()))?;
+            let footprint = spec.footprint()?;
+            tracing::info!(table = spec.name, bytes_per_row = footprint.bytes_per_row, "table made");
+        }
 
         let tls = match tls::files(&config.tls) {
             files if files.is_empty() => None,
@@ -127,10 +148,6 @@ impl Server {
         if !config.server.unix.as_os_str().is_empty() {
             listeners.unix(&config.server.unix).await.map_err(|e| anyhow!("--unix: {e}"))?;
         }
-        let http = match config.server.http.is_empty() {
-            true => None,
-            false => Some(serve_http(&config.server.http, &shard).await?),
-        };
         let serving = tokio::spawn(serve_grpc(Arc::clone(&shard), tokens, listeners));
         tokio::spawn(expire(Arc::clone(&shard)));
         let drain_time = Duration::from_secs(config.server.drain_seconds);
@@ -163,6 +180,14 @@ impl Server {
         let _ = self.shard.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
+    /// Resolves, with the reason, when the shard cannot go on: its log cannot be written.
+    pub async fn failed(&self) -> String {
+        match self.shard.log.get() {
+            Some(log) => log.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Finishes what is under way, refuses what is new, and ends.
     pub async fn drain(self) -> Result<()> {
         self.shard.drain();
@@ -180,6 +205,8 @@ impl Server {
                 Err(anyhow!("requests were still under way after {seconds} s (server.drain_seconds)"))
             }
         };
+        let shard = Arc::clone(&self.shard);
+        tokio::task::spawn_blocking(move || shard.log.get().inspect(|log| log.close()).is_some()).await?;
         // The process may end before the listener's own task runs again. No path is no file.
         let _ = std::fs::remove_file(&self.unix);
         ended

@@ -1,9 +1,11 @@
 //! What all services of one server share.
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
@@ -12,7 +14,8 @@ use super::metrics::Metrics;
 use super::status;
 use crate::client::Credentials;
 use crate::cluster::Topology;
-use crate::engine::{ClientId, Engine};
+use crate::durability::{DataFolder, Log, Progress};
+use crate::engine::{ClientId, Engine, Lsn};
 use crate::error::Error;
 
 /// One shard of a cluster.
@@ -43,6 +46,16 @@ pub struct Shard {
     pub credentials: Credentials,
     /// When each open client was last heard of. Time stays out of the engine, which must not depend on it.
     pub heard_of: DashMap<ClientId, Instant>,
+    /// What all tables may take together.
+    pub memory_budget: Option<u64>,
+    /// Where changes are logged, once that is replayed; never set where there is no log.
+    pub log: OnceLock<Log>,
+    /// Where the log is; nobody else may use it meanwhile.
+    pub data_folder: OnceLock<DataFolder>,
+    /// How far the replay is, while there is one.
+    pub recovering: Mutex<Option<Progress>>,
+    /// Bytes cut off the log's end at the start, because they were never a whole group.
+    pub cut_bytes: AtomicU64,
     /// True when this shard is ending.
     pub draining: watch::Sender<bool>,
 }
@@ -72,6 +85,33 @@ impl Shard {
         let shard = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || work(&shard).map_err(|e| shard.status(e))).await;
         done.map_err(|e| Status::internal(e.to_string()))?
+    }
+
+    /// [`Shard::run`] for a change: returns when it is safe too.
+    pub async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Shard) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Status> {
+        let done = self.run(work).await?;
+        // Its own place, or a later one.
+        self.safe(self.engine.last_lsn()).await?;
+        Ok(done)
+    }
+
+    /// Waits while the log has too much to write.
+    pub async fn room_in_log(&self) {
+        if let Some(log) = self.log.get() {
+            log.room().await;
+        }
+    }
+
+    /// Waits until a change may be acknowledged.
+    pub async fn safe(&self, lsn: Lsn) -> Result<(), Status> {
+        match self.log.get() {
+            // A client tries again, with the same sequence, when the shard is back.
+            Some(log) => log.safe(lsn).await.map_err(Status::unavailable),
+            None => Ok(()),
+        }
     }
 
     /// Starts to end: what is under way is finished, what is new is refused.

@@ -60,7 +60,7 @@ impl Tables for TablesService {
         let spec = wire::spec_from(given)?;
         let footprint = spec.footprint()?;
         let made = spec.clone();
-        self.shard.run(move |shard| shard.engine.create(&made)).await?;
+        self.shard.change(move |shard| shard.engine.create(&made)).await?;
         if !request.local {
             let request = proto::CreateTableRequest { spec: Some(wire::spec_to(&spec)), local: true };
             self.ask_others(async |mut shard| shard.create(self.authorised(request.clone())).await.map(drop)).await?;
@@ -82,7 +82,7 @@ impl Tables for TablesService {
         let table = request.table.clone();
         let spec = self
             .shard
-            .run(move |shard| {
+            .change(move |shard| {
                 shard.engine.alter(&table, alteration)?;
                 shard.engine.spec(&table)
             })
@@ -119,7 +119,7 @@ impl Tables for TablesService {
     ) -> Result<Response<proto::DropTableResponse>, Status> {
         let request = request.into_inner();
         let table = request.table.clone();
-        let here = self.shard.run(move |shard| shard.engine.drop_table(&table)).await;
+        let here = self.shard.change(move |shard| shard.engine.drop_table(&table)).await;
         if request.local {
             here?;
         } else {

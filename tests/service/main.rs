@@ -13,6 +13,7 @@ mod certificates;
 mod dead_shard;
 mod drain;
 mod exactly_once;
+mod killed_shards;
 mod overload;
 mod random_bytes;
 mod remembered_pushes;

@@ -1,0 +1,426 @@
+//! The log while it is written: changes are copied into a group under the lock that orders them, and a thread of the
+//! log's own seals the group, writes it and syncs it, while the next one fills. So one sync serves many changes.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tokio::sync::watch;
+
+use super::disk::{Disk, DiskFile};
+use super::group::{FORMAT, GROUP_HEAD, GroupHead, SEGMENT_HEAD, SegmentHead, segment_name};
+use super::record;
+use crate::engine::{LogHook, Lsn};
+use crate::numeric::NUMERICS_VERSION;
+
+/// When this much waits to be written, whoever asks is told to wait.
+const WAITING: usize = 64 << 20;
+/// When this much waits, changes are refused: a group's length has 32 bits.
+const MOST_WAITING: usize = 1 << 30;
+/// How often a full disk is tried again.
+const FULL_AGAIN: Duration = Duration::from_millis(200);
+
+/// When a change counts as safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// When it is synced: it survives a loss of power.
+    Always,
+    /// When it is written: it survives the process. Synced so often that a loss of power takes no more than this.
+    Interval(Duration),
+    /// At once. The system writes when it likes.
+    Never,
+}
+
+/// How a log is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct LogOptions {
+    /// When a change counts as safe.
+    pub sync: SyncPolicy,
+    /// A segment that is longer gets no more groups.
+    pub segment_bytes: u64,
+}
+
+/// How far the log is.
+#[derive(Clone, Debug, Default)]
+struct Reached {
+    written: Lsn,
+    synced: Lsn,
+    failed: Option<String>,
+}
+
+/// What the log has done, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Bytes appended since the start.
+    pub appended_bytes: u64,
+    /// Groups appended since the start.
+    pub groups: u64,
+    /// Syncs since the start.
+    pub syncs: u64,
+    /// Bytes of all segments on disk.
+    pub disk_bytes: u64,
+    /// Bytes that wait to be written.
+    pub waiting_bytes: u64,
+    /// Changes that are ordered and not yet synced.
+    pub unsynced_changes: u64,
+    /// Whether the disk is full, so that changes are refused.
+    pub full: bool,
+}
+
+/// Changes that wait to be written.
+struct Waiting {
+    /// Room for a head, and then records.
+    group: Vec<u8>,
+    count: u32,
+    first: Lsn,
+    last: Lsn,
+    /// Why changes are refused, if they are.
+    refusing: Option<String>,
+    full: bool,
+    closing: bool,
+}
+
+struct Shared {
+    waiting: Mutex<Waiting>,
+    /// Something waits, or the log is closed.
+    more: Condvar,
+    reached: watch::Sender<Reached>,
+    appended_bytes: AtomicU64,
+    groups: AtomicU64,
+    syncs: AtomicU64,
+    disk_bytes: AtomicU64,
+}
+
+/// A shard's log. Dropping it writes and syncs what waits.
+pub struct Log {
+    shared: Arc<Shared>,
+    options: LogOptions,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Where a log goes on.
+pub(super) struct End {
+    pub(super) disk: Arc<dyn Disk>,
+    /// The last segment and its length; `None` where there is none yet.
+    pub(super) segment: Option<(Box<dyn DiskFile>, u64)>,
+    pub(super) identity: u64,
+    /// The last change and the seal of its group.
+    pub(super) last: Lsn,
+    pub(super) seal: u64,
+    /// Bytes of all segments.
+    pub(super) disk_bytes: u64,
+}
+
+impl Log {
+    /// Goes on where the log ends.
+    pub(super) fn start(end: End, options: LogOptions) -> io::Result<Log> {
+        let reached = Reached { written: end.last, synced: end.last, failed: None };
+        let shared = Arc::new(Shared {
+            waiting: Mutex::new(Waiting {
+                group: vec![0; GROUP_HEAD],
+                count: 0,
+                first: end.last,
+                last: end.last,
+                refusing: None,
+                full: false,
+                closing: false,
+            }),
+            more: Condvar::new(),
+            reached: watch::Sender::new(reached),
+            appended_bytes: AtomicU64::new(0),
+            groups: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            disk_bytes: AtomicU64::new(end.disk_bytes),
+        });
+        let mut writer = Writer { shared: Arc::clone(&shared), end, options, unsynced: None };
+        let run = move || {
+            if let Err(error) = writer.run() {
+                writer.fail(&error);
+            }
+        };
+        let writer = std::thread::Builder::new().name("hotrow-log".into()).spawn(run)?;
+        Ok(Log { shared, options, writer: Mutex::new(Some(writer)) })
+    }
+
+    /// What the engine hands its changes to.
+    pub fn hook(&self) -> LogHook {
+        let shared = Arc::clone(&self.shared);
+        Box::new(move |lsn, change| {
+            let mut waiting = shared.waiting.lock();
+            if let Some(reason) = &waiting.refusing {
+                return Err(reason.clone());
+            }
+            if waiting.group.len() > MOST_WAITING {
+                return Err(
+                    "the log's disk is too slow: a gigabyte waits to be written; push less, or use a faster disk"
+                        .into(),
+                );
+            }
+            if waiting.count == 0 {
+                waiting.first = lsn;
+            }
+            record::encode(change, &mut waiting.group);
+            waiting.count += 1;
+            waiting.last = lsn;
+            if waiting.count == 1 {
+                shared.more.notify_one();
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits while too much waits to be written. Ask before a large change; nothing can be waited for once it has its place.
+    pub async fn room(&self) {
+        let mut reached = self.shared.reached.subscribe();
+        while self.shared.waiting.lock().group.len() > WAITING && reached.borrow_and_update().failed.is_none() {
+            // Fails only if the sender is gone, and this holds it.
+            let _ = reached.changed().await;
+        }
+    }
+
+    /// Waits until a change is safe, as the policy understands it. An error means that it may be lost, and that this log
+    /// takes no more changes.
+    pub async fn safe(&self, lsn: Lsn) -> Result<(), String> {
+        if self.options.sync == SyncPolicy::Never {
+            return Ok(());
+        }
+        let mut reached = self.shared.reached.subscribe();
+        let reached = reached.wait_for(|reached| reached.failed.is_some() || self.is_safe(reached, lsn)).await;
+        let reached = reached.map_err(|e| e.to_string())?;
+        match &reached.failed {
+            Some(failed) if !self.is_safe(&reached, lsn) => Err(failed.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_safe(&self, reached: &Reached, lsn: Lsn) -> bool {
+        match self.options.sync {
+            SyncPolicy::Always => reached.synced >= lsn,
+            SyncPolicy::Interval(_) => reached.written >= lsn,
+            SyncPolicy::Never => true,
+        }
+    }
+
+    /// The last change that survives a loss of power.
+    pub fn synced(&self) -> Lsn {
+        self.shared.reached.borrow().synced
+    }
+
+    /// Resolves, with the reason, when the log has failed: a write or a sync that went wrong.
+    pub async fn failed(&self) -> String {
+        let mut reached = self.shared.reached.subscribe();
+        match reached.wait_for(|reached| reached.failed.is_some()).await {
+            Ok(reached) => reached.failed.clone().unwrap_or_default(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Writes and syncs what waits, and takes no more changes.
+    pub fn close(&self) {
+        {
+            let mut waiting = self.shared.waiting.lock();
+            waiting.closing = true;
+            waiting.refusing.get_or_insert_with(|| "the log is closed".into());
+            self.shared.more.notify_one();
+        }
+        if let Some(writer) = self.writer.lock().take() {
+            // A writer that has panicked has nothing left to write.
+            let _ = writer.join();
+        }
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> LogStats {
+        let shared = &self.shared;
+        let (waiting_bytes, last, full) = {
+            let waiting = shared.waiting.lock();
+            ((waiting.group.len() - GROUP_HEAD) as u64, waiting.last, waiting.full)
+        };
+        LogStats {
+            appended_bytes: shared.appended_bytes.load(Ordering::Relaxed),
+            groups: shared.groups.load(Ordering::Relaxed),
+            syncs: shared.syncs.load(Ordering::Relaxed),
+            disk_bytes: shared.disk_bytes.load(Ordering::Relaxed),
+            waiting_bytes,
+            unsynced_changes: last.0.saturating_sub(shared.reached.borrow().synced.0),
+            full,
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What the log's thread works with.
+struct Writer {
+    shared: Arc<Shared>,
+    end: End,
+    options: LogOptions,
+    /// Since when something is written and not synced.
+    unsynced: Option<Instant>,
+}
+
+/// A group that was taken to be written.
+struct Taken {
+    group: Vec<u8>,
+    count: u32,
+    first: Lsn,
+    last: Lsn,
+}
+
+impl Writer {
+    /// Writes until the log is closed.
+    fn run(&mut self) -> io::Result<()> {
+        let mut spare = Vec::new();
+        loop {
+            let (mut taken, closing) = self.take(spare);
+            if taken.count > 0 {
+                self.append(&mut taken)?;
+            }
+            let (last, mut group) = (taken.last, taken.group);
+            let due = match self.options.sync {
+                SyncPolicy::Always => true,
+                SyncPolicy::Interval(interval) => self.unsynced.is_some_and(|since| since.elapsed() >= interval),
+                SyncPolicy::Never => false,
+            };
+            if (due || closing) && self.unsynced.is_some() {
+                self.sync()?;
+            }
+            let all_synced = self.unsynced.is_none();
+            self.shared.reached.send_modify(|reached| {
+                reached.written = last;
+                if all_synced {
+                    reached.synced = last;
+                }
+            });
+            if closing {
+                return Ok(());
+            }
+            group.truncate(GROUP_HEAD);
+            spare = group;
+        }
+    }
+
+    /// Waits for changes, for the time to sync, or for the end, and takes what waits.
+    fn take(&self, spare: Vec<u8>) -> (Taken, bool) {
+        let mut waiting = self.shared.waiting.lock();
+        while waiting.count == 0 && !waiting.closing {
+            match (self.options.sync, self.unsynced) {
+                (SyncPolicy::Interval(interval), Some(since)) => {
+                    if self.shared.more.wait_until(&mut waiting, since + interval).timed_out() {
+                        break;
+                    }
+                }
+                _ => self.shared.more.wait(&mut waiting),
+            }
+        }
+        let mut next = spare;
+        next.resize(GROUP_HEAD, 0);
+        let taken = Taken {
+            group: std::mem::replace(&mut waiting.group, next),
+            count: std::mem::take(&mut waiting.count),
+            first: waiting.first,
+            last: waiting.last,
+        };
+        (taken, waiting.closing)
+    }
+
+    fn append(&mut self, taken: &mut Taken) -> io::Result<()> {
+        let group = &mut taken.group[..];
+        let seal = GroupHead::seal(group, taken.count, taken.first, self.end.seal);
+        let full = |&(_, len): &(_, u64)| len >= self.options.segment_bytes;
+        if self.end.segment.as_ref().is_none_or(full) {
+            self.next_segment(taken.first)?;
+        }
+        let (mut file, len) = self.end.segment.take().expect("there is one now");
+        self.while_full(|| file.write_at(len, group))?;
+        self.end.segment = Some((file, len + group.len() as u64));
+        self.end.seal = seal;
+        self.unsynced.get_or_insert_with(Instant::now);
+        let shared = &self.shared;
+        shared.appended_bytes.fetch_add(group.len() as u64, Ordering::Relaxed);
+        shared.disk_bytes.fetch_add(group.len() as u64, Ordering::Relaxed);
+        shared.groups.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Begins a segment. The one before is safe by then: nothing in a later one may outlive what came before it.
+    fn next_segment(&mut self, first: Lsn) -> io::Result<()> {
+        if self.unsynced.is_some() && self.options.sync != SyncPolicy::Never {
+            self.sync()?;
+        }
+        let (identity, before) = (self.end.identity, self.end.seal);
+        let head = SegmentHead { format: FORMAT, numerics: NUMERICS_VERSION, identity, first, before }.encode();
+        let disk = Arc::clone(&self.end.disk);
+        let mut file = self.while_full(|| disk.create(&segment_name(first)))?;
+        self.while_full(|| file.write_at(0, &head))?;
+        file.sync()?;
+        disk.sync_names()?;
+        self.end.segment = Some((file, SEGMENT_HEAD as u64));
+        self.shared.disk_bytes.fetch_add(SEGMENT_HEAD as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// An error of a sync is final: nobody can tell any more what is on the disk, and a second sync would not either.
+    fn sync(&mut self) -> io::Result<()> {
+        if let Some((file, _)) = &mut self.end.segment {
+            file.sync()?;
+        }
+        self.unsynced = None;
+        self.shared.syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Does something on the disk, again and again while that is full; changes are refused meanwhile.
+    fn while_full<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let mut was_full = false;
+        loop {
+            let mut waiting: MutexGuard<'_, Waiting> = match work() {
+                Ok(done) => {
+                    if was_full {
+                        let mut waiting = self.shared.waiting.lock();
+                        waiting.full = false;
+                        if !waiting.closing {
+                            waiting.refusing = None;
+                        }
+                        tracing::info!("the log's disk has room again: changes are taken");
+                    }
+                    return Ok(done);
+                }
+                Err(error) if is_full(&error) => self.shared.waiting.lock(),
+                Err(error) => return Err(error),
+            };
+            let place = self.end.disk.path();
+            if !was_full {
+                was_full = true;
+                tracing::warn!("the log's disk is full ({}): changes are refused until there is room", place.display());
+            }
+            if waiting.closing {
+                return Err(io::Error::other("the disk is full, and what was not acknowledged is lost"));
+            }
+            waiting.full = true;
+            waiting.refusing =
+                Some(format!("the log's disk is full ({}): make room there; pulls go on", place.display()));
+            self.shared.more.wait_for(&mut waiting, FULL_AGAIN);
+        }
+    }
+
+    fn fail(&self, error: &io::Error) {
+        let place = self.end.disk.path();
+        let reason =
+            format!("the log in {} cannot be written: {error}; this shard takes no more changes", place.display());
+        tracing::error!("{reason}");
+        self.shared.waiting.lock().refusing = Some(reason.clone());
+        self.shared.reached.send_modify(|reached| reached.failed = Some(reason));
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}

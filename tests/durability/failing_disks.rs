@@ -1,0 +1,133 @@
+//! A disk that fails, at any call, or is full: the error is reported, nothing acknowledged is lost, and room that is made
+//! is used without a restart.
+
+use std::time::Duration;
+
+use hotrow::{Error, Lsn, Optimizer, Precision, Pull, Push, TableSpec};
+
+use crate::disk::{Faults, Logged, OPTIONS, SimDisk, wait};
+use crate::support::random::Random;
+
+fn table() -> TableSpec {
+    let spec = TableSpec::dense("t", 1000, 8).precision(Precision::F32).optimizer(Optimizer::Sgd, 1.0);
+    spec.initializer(hotrow::Initializer::Zeros)
+}
+
+fn push(logged: &Logged, key: u64) -> hotrow::Result<Lsn> {
+    let gradients = [-1.0 - key as f32; 8];
+    logged.engine.push(&[Push { table: "t", keys: &[key], gradients: &gradients, ..Push::default() }])
+}
+
+fn row(logged: &Logged, key: u64) -> f32 {
+    let mut row = [0.0; 8];
+    logged.engine.pull(&[Pull { table: "t", keys: &[key] }], &mut row).unwrap();
+    row[0]
+}
+
+/// Pushes one after the other, each waited for. Returns how many were acknowledged, and what went wrong.
+fn push_all(logged: &Logged) -> (u64, Option<String>) {
+    let made = match logged.engine.create(&table()) {
+        Ok(lsn) => wait(logged.log.safe(lsn)),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = made {
+        return (0, Some(error));
+    }
+    for key in 0..60 {
+        let done = push(logged, key).map_err(|e| e.to_string()).and_then(|lsn| wait(logged.log.safe(lsn)));
+        if let Err(error) = done {
+            return (key, Some(error));
+        }
+    }
+    (60, None)
+}
+
+#[test]
+fn every_call_may_fail() {
+    let calls = {
+        let disk = SimDisk::default();
+        let logged = Logged::start(&disk, OPTIONS).unwrap();
+        assert_eq!(push_all(&logged), (60, None));
+        drop(logged);
+        disk.calls()
+    };
+    assert!(calls > 120, "{calls} calls");
+    let mut random = Random(3);
+    for fail_at in 0..calls {
+        let disk = SimDisk::default();
+        disk.set_faults(Faults { fail_at: Some(fail_at), ..Faults::default() });
+        let logged = Logged::start(&disk, OPTIONS).unwrap();
+        let (acknowledged, error) = push_all(&logged);
+        if let Some(error) = error {
+            assert!(error.contains("injected"), "call {fail_at}: {error}");
+            assert!(wait(logged.log.failed()).contains("takes no more changes"));
+            // Nothing more is taken, and what is there can be read.
+            assert!(matches!(push(&logged, 999), Err(Error::NotOrdered(_))), "call {fail_at}");
+            assert!(acknowledged == 0 || row(&logged, 0) == 1.0);
+        }
+        drop(logged);
+        // The process starts again, or the host does.
+        for disk in [SimDisk::of(&disk.bytes()), disk.lose_power(&mut random)] {
+            let again = Logged::start(&disk, OPTIONS).unwrap();
+            again.engine.create(&table()).unwrap();
+            for key in 0..acknowledged {
+                assert_eq!(row(&again, key), 1.0 + key as f32, "call {fail_at}: push {key} of {acknowledged} is lost");
+            }
+        }
+    }
+}
+
+/// A failure while a torn end is cut off: the start fails, and the next one does not.
+#[test]
+fn a_start_may_fail_too() {
+    let disk = SimDisk::default();
+    let logged = Logged::start(&disk, OPTIONS).unwrap();
+    push_all(&logged);
+    drop(logged);
+    let mut files = disk.bytes();
+    files.last_mut().unwrap().1.extend([1, 2, 3]);
+    for fail_at in 0..2 {
+        let disk = SimDisk::of(&files);
+        disk.set_faults(Faults { fail_at: Some(fail_at), ..Faults::default() });
+        let error = Logged::start(&disk, OPTIONS).err().expect("the call fails");
+        assert!(error.to_string().contains("injected"), "{error}");
+        disk.set_faults(Faults::default());
+        let again = Logged::start(&disk, OPTIONS).unwrap();
+        assert_eq!(row(&again, 59), 60.0);
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_changes_until_there_is_room() {
+    let disk = SimDisk::default();
+    disk.set_faults(Faults { room: Some(6000), ..Faults::default() });
+    let logged = Logged::start(&disk, OPTIONS).unwrap();
+    wait(logged.log.safe(logged.engine.create(&table()).unwrap())).unwrap();
+    let mut taken = Vec::new();
+    let refusal = loop {
+        match push(&logged, taken.len() as u64) {
+            Ok(lsn) => taken.push(lsn),
+            Err(error) => break error,
+        }
+        assert!(taken.len() < 1000, "the disk never got full");
+        // The log's thread needs a moment to find out.
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(matches!(&refusal, Error::NotOrdered(reason) if reason.contains("full")), "{refusal}");
+    assert!(logged.log.stats().full);
+    assert_eq!(row(&logged, 0), 1.0, "pulls go on");
+    let last = *taken.last().unwrap();
+    let waited = wait(async { tokio::time::timeout(Duration::from_millis(300), logged.log.safe(last)).await });
+    assert!(waited.is_err(), "what does not fit is not acknowledged");
+
+    disk.set_faults(Faults::default());
+    wait(logged.log.safe(last)).unwrap();
+    let next = taken.len() as u64;
+    let lsn = push(&logged, next).expect("there is room again");
+    wait(logged.log.safe(lsn)).unwrap();
+    assert!(!logged.log.stats().full);
+    let expected = logged.engine.digests();
+    drop(logged);
+    let again = Logged::start(&disk.lose_power(&mut Random(1)), OPTIONS).unwrap();
+    assert_eq!(again.engine.digests(), expected);
+}

@@ -1,0 +1,13 @@
+//! Nothing lost: the log against disks that lose power, fill up, fail and rot.
+
+mod disk;
+
+#[path = "../reference/mod.rs"]
+mod reference;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod a_flipped_bit_is_noticed;
+mod failing_disks;
+mod power_loss;
+mod replay_gives_the_same_bits;
