@@ -7,7 +7,7 @@ use crate::engine::route::Route;
 use crate::table::KeySpace;
 
 thread_local! {
-    static DISTINCT: RefCell<(Vec<u32>, Distinct)> = RefCell::default();
+    static DISTINCT: RefCell<Distinct> = RefCell::default();
 }
 
 /// How the keys of one table are spread over shards.
@@ -40,10 +40,8 @@ pub struct Repeat {
 impl Split {
     /// Spreads `keys` by the owners of their partitions.
     pub fn new(route: &Route, owners: &[u32], shards: usize, space: KeySpace, keys: &[u64]) -> Split {
-        DISTINCT.with_borrow_mut(|(positions, distinct)| {
-            positions.clear();
-            positions.extend(0..keys.len() as u32);
-            distinct.fill(keys, positions);
+        DISTINCT.with_borrow_mut(|distinct| {
+            distinct.find(keys.iter().copied());
             Split::of(distinct, route, owners, shards, space, keys)
         })
     }

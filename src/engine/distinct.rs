@@ -22,43 +22,49 @@ pub struct Distinct {
 }
 
 impl Distinct {
-    /// Finds the distinct keys among `keys[positions[..]]`.
+    /// Finds the distinct keys among `keys[positions[..]]`, with their hashes and how often each appears.
     #[inline(always)]
     pub fn fill(&mut self, keys: &[u64], positions: &[u32]) {
+        self.find(positions.iter().map(|&position| keys[position as usize]));
+        self.mixed.clear();
+        self.mixed.extend(self.keys.iter().map(|&key| hash::mix64(key)));
+        self.times.clear();
+        if self.keys.len() == positions.len() {
+            self.times.resize(positions.len(), 1);
+        } else {
+            self.times.resize(self.keys.len(), 0);
+            self.which.iter().for_each(|&which| self.times[which as usize] += 1);
+        }
+    }
+
+    /// Finds the distinct keys, and which of them each key is; nothing else.
+    #[inline(always)]
+    pub fn find(&mut self, keys: impl ExactSizeIterator<Item = u64>) {
         // Most buckets stay free, so that the first look nearly always tells whether a key is new.
-        let buckets = (4 * positions.len()).next_power_of_two();
+        let buckets = (4 * keys.len()).next_power_of_two().max(2);
+        let shift = 64 - buckets.trailing_zeros();
         self.buckets.clear();
         self.buckets.resize(buckets, 0);
-        self.keys.resize(positions.len(), 0);
-        self.mixed.resize(positions.len(), 0);
-        self.times.resize(positions.len(), 0);
-        self.which.resize(positions.len(), 0);
+        self.keys.resize(keys.len(), 0);
+        self.which.resize(keys.len(), 0);
         let mut count = 0;
-        for (&position, which) in positions.iter().zip(&mut self.which) {
-            let key = keys[position as usize];
-            let mixed = hash::mix64(key);
-            let mut bucket = mixed as usize & (buckets - 1);
+        for (key, which) in keys.zip(&mut self.which) {
+            // The upper bits of a product with the golden ratio spread whatever keys people have.
+            let mut bucket = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize & (buckets - 1);
             *which = loop {
                 match self.buckets[bucket] {
                     0 => {
                         self.keys[count] = key;
-                        self.mixed[count] = mixed;
-                        self.times[count] = 1;
                         count += 1;
                         self.buckets[bucket] = count as u32;
                         break count as u32 - 1;
                     }
-                    found if self.keys[found as usize - 1] == key => {
-                        self.times[found as usize - 1] += 1;
-                        break found - 1;
-                    }
+                    found if self.keys[found as usize - 1] == key => break found - 1,
                     _ => bucket = (bucket + 1) & (buckets - 1),
                 }
             };
         }
         self.keys.truncate(count);
-        self.mixed.truncate(count);
-        self.times.truncate(count);
     }
 
     /// How many distinct keys there are.
