@@ -7,7 +7,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers"
 	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long interop lint sanitize sanitize-long bench bench-engine bench-service bench-matrix bench-codec clean
+.PHONY: help test test-long interop lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -56,11 +56,15 @@ bench-service: ## the service beside a bare TCP server, as `ratio NAME VALUE` li
 	@echo "== service against bare TCP, one run"
 	$(CARGO) bench --locked --bench service
 
+bench-durability: ## pushes with a log beside pushes without, and beside the disk
+	@echo "== log against none and the disk, one run"
+	$(CARGO) bench --locked --bench durability
+
 bench-codec: ## encode and decode for every precision
 	@echo "== encode and decode"
 	$(CARGO) bench --locked --bench codec
 
-bench: bench-engine bench-service bench-codec bench-matrix ## all benchmarks
+bench: bench-engine bench-service bench-durability bench-codec bench-matrix ## all benchmarks
 
 clean: ## remove what was built
 	$(CARGO) clean

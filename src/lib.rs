@@ -5,7 +5,8 @@
 //! hot-row cache. A row that leaves the cache is rounded *stochastically* back to low precision, so that small updates
 //! are not lost: the accuracy of f32 at a third of the memory.
 //!
-//! This crate is the engine: tables, the cache, optimizers, and the order of changes. It is not (yet) a server.
+//! The engine (tables, the cache, optimizers, the order of changes) works by itself, as below; [`server`] and [`client`]
+//! put it on a network, and [`durability`] keeps its changes on disk.
 //!
 //! ```
 //! use hotrow::{Engine, EngineConfig, Optimizer, Precision, Pull, Push, TableSpec};
