@@ -207,7 +207,12 @@ pub fn run(args: Args) -> Result<()> {
 
 async fn serve(config: &Config) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
-    let server = Server::start(config).await?;
+    let server = tokio::select! {
+        server = Server::start(config) => server?,
+        // A long log is being replayed. Nothing is lost by ending here, and the thread that reads would be waited for.
+        _ = terminate.recv() => std::process::exit(0),
+        _ = tokio::signal::ctrl_c() => std::process::exit(0),
+    };
     let (shard, shards) = server.shard();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

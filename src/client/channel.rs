@@ -116,6 +116,12 @@ where
     credentials.add_to(headers);
     let failed = |error: tonic::transport::Error| Status::from_error(Box::new(error));
     let response = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
+    // What stands between may answer in place of the shard.
+    match response.status().as_u16() {
+        200 => {}
+        code @ (429 | 502..=504) => return Err(Status::unavailable(format!("HTTP status {code}"))),
+        code => return Err(Status::unknown(format!("HTTP status {code}: is this address a hotrow server?"))),
+    }
     if let Some(status) = Status::from_header_map(response.headers())
         && status.code() != Code::Ok
     {

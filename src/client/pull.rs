@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Buf as _;
 use futures_util::future::try_join_all;
 
 use super::split::Split;
@@ -30,7 +31,16 @@ impl Client {
         for ((info, pull), split) in infos.iter().zip(pulls).zip(&splits) {
             let (mine, others) = rest.split_at_mut(pull.keys.len() * info.dim);
             rest = others;
-            self.place(info.dim, split, &mut answers, mine)?;
+            self.place(pull.table, info.dim, split, &mut answers, mine)?;
+        }
+        self.check_all_read(pulls.iter().map(|pull| pull.table), &answers)
+    }
+
+    /// Fails if an answer has more rows than were asked for: a table has another dim than this client thinks.
+    fn check_all_read<'a>(&self, tables: impl Iterator<Item = &'a str>, answers: &[Pieces]) -> Result<()> {
+        if answers.iter().any(|answer| answer.has_remaining()) {
+            tables.for_each(|table| drop(self.tables.remove(table)));
+            return Err(changed_dim());
         }
         Ok(())
     }
@@ -102,7 +112,7 @@ impl Client {
     }
 
     /// Puts one table's rows where they belong.
-    fn place(&self, dim: usize, split: &Split, answers: &mut [Pieces], out: &mut [f32]) -> Result<()> {
+    fn place(&self, table: &str, dim: usize, split: &Split, answers: &mut [Pieces], out: &mut [f32]) -> Result<()> {
         let format = self.options.rows;
         let row_bytes = format.row_bytes(dim);
         let plain = split.is_plain();
@@ -120,6 +130,7 @@ impl Client {
                 placed += count;
             });
             if !enough {
+                self.tables.remove(table);
                 return Err(changed_dim());
             }
         }
@@ -151,6 +162,7 @@ impl Client {
                     self.options.rows.decode(rows, info.dim, mine);
                 });
                 if !enough {
+                    self.tables.remove(pull.table);
                     return Err(changed_dim());
                 }
             }
@@ -159,6 +171,7 @@ impl Client {
                 _ => out.iter_mut().zip(&shard_rows).for_each(|(out, more)| *out += more),
             }
         }
+        self.check_all_read(pulls.iter().map(|pull| pull.table), &answers)?;
         if answers.len() > 1 {
             let mut rest = out.as_mut_slice();
             for (info, pull) in infos.iter().zip(pulls) {
@@ -261,9 +274,9 @@ fn bag_range(pull: &PooledPull<'_>, bag: usize) -> std::ops::Range<usize> {
     pull.offsets[bag] as usize..end
 }
 
-/// A table that was dropped and made again with another dim.
+/// A table that was dropped and made again with another dim. What was known of it is forgotten.
 fn changed_dim() -> Error {
-    Error::Setup("a table has changed its dim: connect again".into())
+    Error::Setup("a table was dropped and made again with another dim: try again".into())
 }
 
 fn check_len(table: &str, expected: usize, actual: usize) -> Result<()> {

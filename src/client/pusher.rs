@@ -30,6 +30,8 @@ pub const IN_FLIGHT: usize = 32;
 /// count too, so few pushes can be far apart.
 const REMEMBERED: u64 = 64;
 
+const NO_ANSWER: &str = "no answer came";
+
 /// A push on its way.
 pub struct Job {
     /// What to send.
@@ -78,6 +80,8 @@ impl Pusher {
         let mut waiting: VecDeque<Job> = VecDeque::new();
         let mut backoff = Backoff::default();
         let mut open = false;
+        // What the shard said last: it tells more than that it says nothing now.
+        let mut said: Option<Status> = None;
         loop {
             if waiting.is_empty() {
                 match queue.recv().await {
@@ -85,8 +89,15 @@ impl Pusher {
                     None => break,
                 }
             }
-            let Err(status) = self.stream(&mut open, &mut waiting, &mut queue, &mut backoff).await else { continue };
-            self.give_up(&mut waiting, &status);
+            let streamed = self.stream(&mut open, &mut waiting, &mut queue, &mut backoff, &mut said).await;
+            let Err(status) = streamed else { continue };
+            if status.message() != NO_ANSWER {
+                // A final refusal is about one push; only a passing one explains why others wait.
+                said = is_transient(&status).then(|| status.clone());
+                self.give_up(&mut waiting, &status);
+            } else {
+                self.give_up(&mut waiting, said.as_ref().unwrap_or(&status));
+            }
             if let Some(first) = waiting.front() {
                 // Whoever waits is told when the deadline passes, not after the next attempt.
                 let _ = tokio::time::timeout_at(first.deadline.into(), backoff.wait()).await;
@@ -106,9 +117,10 @@ impl Pusher {
         waiting: &mut VecDeque<Job>,
         queue: &mut mpsc::Receiver<Job>,
         backoff: &mut Backoff,
+        said: &mut Option<Status>,
     ) -> std::result::Result<(), Status> {
         let mut data = channel::data(self.channel.clone());
-        let no_answer = || Status::deadline_exceeded("no answer came");
+        let no_answer = || Status::deadline_exceeded(NO_ANSWER);
         // The first deadline; those of later pushes are later.
         let deadline = waiting[0].deadline.into();
         if !*open {
@@ -149,6 +161,7 @@ impl Pusher {
                         .map_err(|e| Status::unknown(format!("the answer cannot be read: {e}")))?;
                     if let Some(place) = waiting.iter().take(sent).position(|job| job.request.sequence == answer.id) {
                         backoff.reset();
+                        *said = None;
                         let job = waiting.remove(place).expect("the place was found");
                         sent -= 1;
                         // Whoever no longer waits for it does not mind.

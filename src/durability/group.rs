@@ -78,16 +78,22 @@ pub struct GroupHead {
 impl GroupHead {
     /// Seals a group: `group` has room for the head and then the records. Returns the seal.
     pub fn seal(group: &mut [u8], count: u32, first: Lsn, before: u64) -> u64 {
-        let len = (group.len() - GROUP_HEAD) as u32;
-        group[..4].copy_from_slice(&GROUP_MAGIC);
-        group[4..8].copy_from_slice(&len.to_le_bytes());
-        group[8..12].copy_from_slice(&count.to_le_bytes());
-        group[12..16].fill(0);
-        group[16..24].copy_from_slice(&first.0.to_le_bytes());
-        group[24..32].copy_from_slice(&before.to_le_bytes());
-        let seal = sum(&group[..32], &group[GROUP_HEAD..]);
-        group[32..GROUP_HEAD].copy_from_slice(&seal.to_le_bytes());
-        seal
+        let mut head = GroupHead { len: (group.len() - GROUP_HEAD) as u32, count, first, before, seal: 0 };
+        head.seal = sum(&head.encode()[..32], &group[GROUP_HEAD..]);
+        group[..GROUP_HEAD].copy_from_slice(&head.encode());
+        head.seal
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; GROUP_HEAD] {
+        let mut bytes = [0; GROUP_HEAD];
+        bytes[..4].copy_from_slice(&GROUP_MAGIC);
+        bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.count.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.first.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.before.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.seal.to_le_bytes());
+        bytes
     }
 
     /// From bytes; `None` if they do not look like one. Nothing is certain before [`GroupHead::is_whole`].

@@ -49,6 +49,8 @@ struct Reached {
     written: Lsn,
     synced: Lsn,
     failed: Option<String>,
+    /// Why nothing is written at the moment: the disk is full.
+    full: Option<String>,
 }
 
 /// What the log has done, for metrics.
@@ -117,7 +119,7 @@ pub(super) struct End {
 impl Log {
     /// Goes on where the log ends.
     pub(super) fn start(end: End, options: LogOptions) -> io::Result<Log> {
-        let reached = Reached { written: end.last, synced: end.last, failed: None };
+        let reached = Reached { written: end.last, synced: end.last, failed: None, full: None };
         let shared = Arc::new(Shared {
             waiting: Mutex::new(Waiting {
                 group: vec![0; GROUP_HEAD],
@@ -162,7 +164,12 @@ impl Log {
             if waiting.count == 0 {
                 waiting.first = lsn;
             }
+            let before = waiting.group.len();
             record::encode(change, &mut waiting.group);
+            if waiting.group.len() - GROUP_HEAD > u32::MAX as usize {
+                waiting.group.truncate(before);
+                return Err("the change is too large for the log: send fewer rows at a time".into());
+            }
             waiting.count += 1;
             waiting.last = lsn;
             if waiting.count == 1 {
@@ -172,28 +179,43 @@ impl Log {
         })
     }
 
-    /// Waits while too much waits to be written. Ask before a large change; nothing can be waited for once it has its place.
+    /// Waits while too much waits to be written, unless changes are refused anyway. Ask before a large change; nothing can
+    /// be waited for once it has its place.
     pub async fn room(&self) {
         let mut reached = self.shared.reached.subscribe();
-        while self.shared.waiting.lock().group.len() > WAITING && reached.borrow_and_update().failed.is_none() {
+        loop {
+            // Before looking: what is reached after that is not missed.
+            reached.borrow_and_update();
+            {
+                let waiting = self.shared.waiting.lock();
+                if waiting.group.len() <= WAITING || waiting.refusing.is_some() {
+                    return;
+                }
+            }
             // Fails only if the sender is gone, and this holds it.
             let _ = reached.changed().await;
         }
     }
 
-    /// Waits until a change is safe, as the policy understands it. An error means that it may be lost, and that this log
-    /// takes no more changes.
+    /// Waits until a change is safe, as the policy understands it. An error means that it is applied here and not safe:
+    /// the disk is full for now, or the log has failed for good.
     pub async fn safe(&self, lsn: Lsn) -> Result<(), String> {
         if self.options.sync == SyncPolicy::Never {
             return Ok(());
         }
         let mut reached = self.shared.reached.subscribe();
-        let reached = reached.wait_for(|reached| reached.failed.is_some() || self.is_safe(reached, lsn)).await;
+        let stuck = |reached: &Reached| reached.failed.is_some() || reached.full.is_some();
+        let reached = reached.wait_for(|reached| stuck(reached) || self.is_safe(reached, lsn)).await;
         let reached = reached.map_err(|e| e.to_string())?;
-        match &reached.failed {
-            Some(failed) if !self.is_safe(&reached, lsn) => Err(failed.clone()),
+        match reached.failed.as_ref().or(reached.full.as_ref()) {
+            Some(reason) if !self.is_safe(&reached, lsn) => Err(reason.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// Whether it takes no more changes, for good: it has failed, or is closed.
+    pub fn is_over(&self) -> bool {
+        self.shared.reached.borrow().failed.is_some() || self.shared.waiting.lock().closing
     }
 
     fn is_safe(&self, reached: &Reached, lsn: Lsn) -> bool {
@@ -389,6 +411,8 @@ impl Writer {
                         if !waiting.closing {
                             waiting.refusing = None;
                         }
+                        drop(waiting);
+                        self.shared.reached.send_modify(|reached| reached.full = None);
                         tracing::info!("the log's disk has room again: changes are taken");
                     }
                     return Ok(done);
@@ -405,8 +429,11 @@ impl Writer {
                 return Err(io::Error::other("the disk is full, and what was not acknowledged is lost"));
             }
             waiting.full = true;
-            waiting.refusing =
-                Some(format!("the log's disk is full ({}): make room there; pulls go on", place.display()));
+            let reason = format!("the log's disk is full ({}): make room there; pulls go on", place.display());
+            waiting.refusing = Some(reason.clone());
+            if self.shared.reached.borrow().full.is_none() {
+                self.shared.reached.send_modify(|reached| reached.full = Some(reason));
+            }
             self.shared.more.wait_for(&mut waiting, FULL_AGAIN);
         }
     }

@@ -45,8 +45,8 @@ pub enum LogError {
     },
     /// Changes are missing.
     #[error(
-        "{}: it begins with change {found}, but change {expected} is the next: a segment is missing; put it back, or \
-         start from a newer checkpoint", path.display()
+        "{}: it begins with change {found}, but change {expected} is the next: what is between is missing. Put it \
+         back; or, to give up change {expected} and all after it: hotrow log cut --from {expected} --data-dir DIR", path.display()
     )]
     Missing {
         /// The segment after the gap.
@@ -59,7 +59,7 @@ pub enum LogError {
     /// Another version has written it.
     #[error(
         "{}: written with {what} {theirs}, this program has {ours}: replay would give other bits. Start the version that \
-         wrote it and drain it first (a drain ends with a checkpoint)", path.display()
+         wrote it", path.display()
     )]
     Version {
         /// The segment.
@@ -79,8 +79,8 @@ pub enum LogError {
     },
     /// A change was refused that had been applied before.
     #[error(
-        "{}: change {lsn} cannot be applied again: {error}. The log and the rest of the configuration (seed, partitions, \
-         checkpoint) do not belong together", path.display()
+        "{}: change {lsn} cannot be applied again: {error}. This log was not written by a shard that was set \
+         up like this one", path.display()
     )]
     Refused {
         /// The segment.
@@ -235,6 +235,9 @@ impl Replay {
         for (i, (_, name)) in names.iter().enumerate() {
             self.segment(name, i + 1 == names.len(), apply, watch)?;
         }
+        if self.mends && !names.is_empty() {
+            at(self.disk.sync_names(), &self.disk.path())?;
+        }
         Ok(())
     }
 
@@ -272,11 +275,20 @@ impl Replay {
             return Ok(());
         };
         self.check_head(name, &head)?;
+        // What a killed process has written and not synced was read back from the system's memory, and after a sync that
+        // failed the system may take it for written. A retry of it will be acknowledged as a duplicate, so it must be safe:
+        // the last segment is written once more, as it is, and synced.
+        if is_last && self.mends {
+            at(file.write_at(0, &head.encode()), &path)?;
+        }
         let mut offset = SEGMENT_HEAD as u64;
         while offset < len {
             match self.group(&*file, offset, len, &path)? {
-                Ok((head, records)) => {
-                    self.apply_group(name, offset, &head, records, apply)?;
+                Ok((head, group)) => {
+                    if is_last && self.mends {
+                        at(file.write_at(offset, &group), &path)?;
+                    }
+                    self.apply_group(name, offset, &head, group.slice(GROUP_HEAD..), apply)?;
                     self.seal = head.seal;
                     offset += GROUP_HEAD as u64 + u64::from(head.len);
                     self.progress.bytes += GROUP_HEAD as u64 + u64::from(head.len);
@@ -295,6 +307,9 @@ impl Replay {
                     break;
                 }
             }
+        }
+        if self.mends {
+            at(file.sync(), &path)?;
         }
         self.last = Some((file, offset));
         Ok(())
@@ -348,15 +363,15 @@ impl Replay {
         if u64::from(head.len) > len - offset - GROUP_HEAD as u64 {
             return Ok(Err(Damage("the group is longer than the file".into())));
         }
-        let mut records = vec![0; head.len as usize];
-        let read = at(file.read_at(offset + GROUP_HEAD as u64, &mut records), path)?;
-        if read < records.len() || !GroupHead::is_whole(&bytes, &records) {
+        let mut group = vec![0; GROUP_HEAD + head.len as usize];
+        let read = at(file.read_at(offset, &mut group), path)?;
+        if read < group.len() || !GroupHead::is_whole(&group[..GROUP_HEAD], &group[GROUP_HEAD..]) {
             return Ok(Err(Damage("the group's checksum is wrong".into())));
         }
         if head.before != self.seal || Some(head.first) != self.next {
             return Ok(Err(Damage("the group does not continue the one before it".into())));
         }
-        Ok(Ok((head, Bytes::from(records))))
+        Ok(Ok((head, Bytes::from(group))))
     }
 
     fn apply_group(

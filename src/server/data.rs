@@ -135,6 +135,7 @@ fn client_id(bytes: &[u8]) -> Result<ClientId, Status> {
 fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Room>) -> Response<Body> {
     let (answers, body) = mpsc::channel(STREAM_AHEAD);
     let logged = Arc::clone(&shard);
+    let room_of_answers = room.clone();
     tokio::spawn(async move {
         let _room = room;
         let mut draining = shard.draining.subscribe();
@@ -153,8 +154,10 @@ fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Ro
                         let permit = Arc::clone(&shard.in_flight).acquire_owned().await;
                         let permit = permit.expect("the semaphore is never closed");
                         shard.room_in_log().await;
-                        let (answer, lsn) = answer_one(&shard, request, role);
-                        Ok((answer, Some(permit), lsn))
+                        let done = answer_one(&shard, request, role);
+                        // Rows take room until they have left. An answer to a push takes none: it may wait for the disk.
+                        let permit = done.change.is_none().then_some(permit);
+                        Ok((done, permit))
                     }
                 },
             };
@@ -166,25 +169,43 @@ fn stream(shard: Arc<Shard>, mut messages: Messages, role: Role, room: Option<Ro
     });
     // A push is answered when it is safe; those behind it are applied meanwhile, so that one sync serves many.
     let body = ReceiverStream::new(body).then(move |answer| {
-        let shard = Arc::clone(&logged);
+        let (shard, room) = (Arc::clone(&logged), room_of_answers.clone());
         async move {
-            let (answer, permit, lsn) = answer?;
-            if let Some(lsn) = lsn {
-                shard.safe(lsn).await?;
+            let _room = room;
+            let (done, permit): (Done, _) = answer?;
+            let answer = match (done.answer, done.change) {
+                (Ok(answer), Some(change)) => shard.safe(change).await.map(|()| answer),
+                (answer, _) => answer,
+            };
+            let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
+            shard.metrics.finished(done.method, code, done.begun.elapsed());
+            match answer {
+                Ok(answer) => Ok((answer, permit)),
+                // The shard cannot go on: the stream ends, and its client tries again.
+                Err(status) if status.code() == Code::Unavailable => Err(status),
+                Err(status) => Ok((in_band(done.id, &status), permit)),
             }
-            Ok((answer, permit))
         }
     });
     Answer::response(Box::pin(body))
 }
 
-/// The answer to one message, and the change that must be safe before it is sent.
-fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> (Outgoing, Option<Lsn>) {
+/// What became of one message of a stream.
+struct Done {
+    id: u64,
+    method: &'static str,
+    begun: Instant,
+    answer: Result<Outgoing, Status>,
+    /// The change that must be safe before the answer is sent.
+    change: Option<Lsn>,
+}
+
+fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> Done {
     use proto::stream_request::Request;
     use proto::stream_response::Response;
     let begun = Instant::now();
     let id = request.id;
-    let mut lsn = None;
+    let mut change = None;
     let (method, answer) = match &request.request {
         Some(Request::Pull(request)) => {
             let answer = pull(shard, request).map(|(head, rows)| {
@@ -196,7 +217,7 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> (Outg
         }
         Some(Request::Push(request)) => {
             let answer = role.require(Role::Write).and_then(|()| push(shard, request)).map(|response| {
-                lsn = Some(Lsn(response.lsn));
+                change = Some(Lsn(response.lsn));
                 let response = Some(Response::Push(response));
                 Outgoing::message(&proto::StreamResponse { id, response, ..Default::default() })
             });
@@ -204,19 +225,19 @@ fn answer_one(shard: &Shard, request: proto::StreamRequest, role: Role) -> (Outg
         }
         None => ("Data/Stream", Err(Status::invalid_argument("the message holds neither a pull nor a push"))),
     };
-    let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
-    shard.metrics.finished(method, code, begun.elapsed());
-    let answer = answer.unwrap_or_else(|status| {
-        let version = status.metadata().get(status::TOPOLOGY_VERSION).and_then(|v| v.to_str().ok()?.parse().ok());
-        Outgoing::message(&proto::StreamResponse {
-            id,
-            code: status.code() as i32,
-            message: status.message().into(),
-            topology_version: version.unwrap_or(0),
-            response: None,
-        })
-    });
-    (answer, lsn)
+    Done { id, method, begun, answer, change }
+}
+
+/// A refusal that does not end the stream.
+fn in_band(id: u64, status: &Status) -> Outgoing {
+    let version = status.metadata().get(status::TOPOLOGY_VERSION).and_then(|v| v.to_str().ok()?.parse().ok());
+    Outgoing::message(&proto::StreamResponse {
+        id,
+        code: status.code() as i32,
+        message: status.message().into(),
+        topology_version: version.unwrap_or(0),
+        response: None,
+    })
 }
 
 /// A table's part of a pull, ready for the engine.

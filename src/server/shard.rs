@@ -72,6 +72,10 @@ impl Shard {
 
     /// The status of an engine's error; one about ownership carries the topology's version.
     pub fn status(&self, error: Error) -> Status {
+        // The shard is ending; the client tries again, with the same sequence, when it is back.
+        if let (Error::NotOrdered(reason), Some(true)) = (&error, self.log.get().map(Log::is_over)) {
+            return Status::unavailable(reason.clone());
+        }
         let not_owned = matches!(error, Error::NotOwned { .. });
         let status = Status::from(error);
         if not_owned { status::with_topology(status, self.topology.version) } else { status }
@@ -137,10 +141,17 @@ impl Shard {
             .map(|entry| *entry.key())
             .collect();
         for client in idle {
-            self.heard_of.remove(&client);
+            // Unless it was heard of meanwhile.
+            let still = |_: &ClientId, heard: &Instant| now.saturating_duration_since(*heard) > self.client_idle;
+            if self.heard_of.remove_if(&client, still).is_none() {
+                continue;
+            }
             match self.engine.close_client(client) {
                 Ok(_) => tracing::info!(%client, "client was idle for too long and is forgotten"),
-                Err(error) => tracing::warn!(%client, "an idle client could not be forgotten: {error}"),
+                Err(error) => {
+                    self.heard_of.insert(client, now);
+                    tracing::warn!(%client, "an idle client could not be forgotten: {error}");
+                }
             }
         }
     }

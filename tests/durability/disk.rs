@@ -56,7 +56,7 @@ pub struct Faults {
     pub room: Option<u64>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct State {
     files: BTreeMap<u64, Content>,
     /// Names as the system sees them, and as they survive.
@@ -78,6 +78,11 @@ pub struct SimDisk {
 impl SimDisk {
     pub fn set_faults(&self, faults: Faults) {
         self.state.lock().unwrap().faults = faults;
+    }
+
+    /// Another disk in the same state, what is not synced included.
+    pub fn copy(&self) -> SimDisk {
+        SimDisk { state: Arc::new(Mutex::new(self.state.lock().unwrap().clone())) }
     }
 
     /// Whether the power is gone.
@@ -293,13 +298,17 @@ impl DiskFile for SimFile {
 
     fn sync(&mut self) -> io::Result<()> {
         let mut state = self.disk.state.lock().unwrap();
-        if state.call()? {
+        let (fails, lies) = (state.call()?, state.faults.syncs_lie);
+        let content = state.files.get_mut(&self.file).unwrap();
+        if fails {
+            // As systems do: what did not reach the disk can still be read, and no later sync writes it.
+            content.unsynced.clear();
             return Err(failed());
         }
-        if !state.faults.syncs_lie {
-            let content = state.files.get_mut(&self.file).unwrap();
-            content.synced = content.now.clone();
-            content.unsynced.clear();
+        if !lies {
+            for write in content.unsynced.drain(..) {
+                write.apply(&mut content.synced);
+            }
         }
         Ok(())
     }

@@ -53,9 +53,14 @@ pub struct Shard {
 impl Shard {
     /// Starts a process that listens on `address`, and waits until it is ready.
     pub async fn start(address: &str, flags: &[&str]) -> Shard {
+        Shard::start_as(hotrow(&[]), address, flags).await
+    }
+
+    /// The same for a command that ends up as `hotrow` with the arguments it is given.
+    pub async fn start_as(mut command: Command, address: &str, flags: &[&str]) -> Shard {
         let (folder, http) = (tempfile::tempdir().unwrap(), free_address());
         let log = File::create(folder.path().join("log")).unwrap();
-        let mut command = hotrow(&["serve", "--listen", address, "--http", &http, "--log", "info,hotrow=debug"]);
+        command.args(["serve", "--listen", address, "--http", &http, "--log", "info,hotrow=debug"]);
         let child = command.args(flags).stderr(log).spawn().unwrap();
         let mut shard = Shard { child, address: address.into(), http, folder };
         let begun = Instant::now();
@@ -88,6 +93,12 @@ impl Shard {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// A path as the process sees it.
+    pub fn seen_from_inside(&self, path: &std::path::Path) -> std::path::PathBuf {
+        let root = std::path::PathBuf::from(format!("/proc/{}/root", self.child.id()));
+        root.join(path.strip_prefix("/").expect("the path is absolute"))
     }
 
     /// Tells it to end.

@@ -13,12 +13,14 @@ mod certificates;
 mod dead_shard;
 mod drain;
 mod exactly_once;
+mod full_disk;
 mod killed_shards;
 mod overload;
 mod random_bytes;
 mod remembered_pushes;
 mod settings;
 mod shards_agree;
+mod tables_made_again;
 mod unix_socket;
 
 /// How many times longer than usual a test works: `HOTROW_TEST_SCALE`.
