@@ -225,7 +225,8 @@ impl Outgoing {
     }
 }
 
-fn field_head(buf: &mut BytesMut, tag: u32, len: usize) {
+/// What stands before the bytes of a field.
+pub fn field_head(buf: &mut impl BufMut, tag: u32, len: usize) {
     prost::encoding::encode_key(tag, prost::encoding::WireType::LengthDelimited, buf);
     prost::encoding::encode_varint(len as u64, buf);
 }

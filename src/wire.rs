@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 
-use crate::engine::{RowFormat, TableStats};
+use crate::engine::{Push, RowFormat, TableStats};
 use crate::error::{Error, Result};
 use crate::proto;
 use crate::table::{CacheBudget, Footprint, Initializer, KeySpace, Optimizer, TableSpec};
@@ -30,6 +30,21 @@ pub fn numbers<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
 pub fn packed<T: bytemuck::NoUninit>(numbers: &[T]) -> Bytes {
     Bytes::copy_from_slice(bytemuck::cast_slice(numbers))
 }
+
+/// The pushes of a message, with the numbers that its bytes stand for.
+pub fn pushes<'a>(tables: &'a [proto::TablePush], numbers: &'a [PushNumbers<'_>]) -> Vec<Push<'a>> {
+    let of_table = |(push, (keys, gradients)): (&'a proto::TablePush, &'a PushNumbers<'_>)| Push {
+        table: &push.table,
+        keys,
+        gradients,
+        learning_rate: push.learning_rate,
+        step: push.step,
+    };
+    tables.iter().zip(numbers).map(of_table).collect()
+}
+
+/// The keys and gradients of one table.
+pub type PushNumbers<'a> = (Cow<'a, [u64]>, Cow<'a, [f32]>);
 
 /// A row format by its number on the wire.
 pub fn row_format(format: i32) -> Result<RowFormat> {

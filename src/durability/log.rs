@@ -81,7 +81,6 @@ struct Waiting {
     last: Lsn,
     /// Why changes are refused, if they are.
     refusing: Option<String>,
-    full: bool,
     closing: bool,
 }
 
@@ -127,7 +126,6 @@ impl Log {
                 first: end.last,
                 last: end.last,
                 refusing: None,
-                full: false,
                 closing: false,
             }),
             more: Condvar::new(),
@@ -215,7 +213,9 @@ impl Log {
 
     /// Whether it takes no more changes, for good: it has failed, or is closed.
     pub fn is_over(&self) -> bool {
-        self.shared.reached.borrow().failed.is_some() || self.shared.waiting.lock().closing
+        // One after the other: the writer tells what is reached while it holds what waits.
+        let failed = self.shared.reached.borrow().failed.is_some();
+        failed || self.shared.waiting.lock().closing
     }
 
     fn is_safe(&self, reached: &Reached, lsn: Lsn) -> bool {
@@ -224,11 +224,6 @@ impl Log {
             SyncPolicy::Interval(_) => reached.written >= lsn,
             SyncPolicy::Never => true,
         }
-    }
-
-    /// The last change that survives a loss of power.
-    pub fn synced(&self) -> Lsn {
-        self.shared.reached.borrow().synced
     }
 
     /// Resolves, with the reason, when the log has failed: a write or a sync that went wrong.
@@ -257,18 +252,19 @@ impl Log {
     /// What it has done.
     pub fn stats(&self) -> LogStats {
         let shared = &self.shared;
-        let (waiting_bytes, last, full) = {
+        let (waiting_bytes, last) = {
             let waiting = shared.waiting.lock();
-            ((waiting.group.len() - GROUP_HEAD) as u64, waiting.last, waiting.full)
+            ((waiting.group.len() - GROUP_HEAD) as u64, waiting.last)
         };
+        let reached = shared.reached.borrow();
         LogStats {
             appended_bytes: shared.appended_bytes.load(Ordering::Relaxed),
             groups: shared.groups.load(Ordering::Relaxed),
             syncs: shared.syncs.load(Ordering::Relaxed),
             disk_bytes: shared.disk_bytes.load(Ordering::Relaxed),
             waiting_bytes,
-            unsynced_changes: last.0.saturating_sub(shared.reached.borrow().synced.0),
-            full,
+            unsynced_changes: last.0.saturating_sub(reached.synced.0),
+            full: reached.full.is_some(),
         }
     }
 }
@@ -305,7 +301,7 @@ impl Writer {
             if taken.count > 0 {
                 self.append(&mut taken)?;
             }
-            let (last, mut group) = (taken.last, taken.group);
+            let last = taken.last;
             let due = match self.options.sync {
                 SyncPolicy::Always => true,
                 SyncPolicy::Interval(interval) => self.unsynced.is_some_and(|since| since.elapsed() >= interval),
@@ -324,8 +320,8 @@ impl Writer {
             if closing {
                 return Ok(());
             }
-            group.truncate(GROUP_HEAD);
-            spare = group;
+            // One that has grown in a hard time is given back.
+            spare = if taken.group.capacity() > WAITING { Vec::new() } else { taken.group };
         }
     }
 
@@ -407,7 +403,6 @@ impl Writer {
                 Ok(done) => {
                     if was_full {
                         let mut waiting = self.shared.waiting.lock();
-                        waiting.full = false;
                         if !waiting.closing {
                             waiting.refusing = None;
                         }
@@ -428,7 +423,6 @@ impl Writer {
             if waiting.closing {
                 return Err(io::Error::other("the disk is full, and what was not acknowledged is lost"));
             }
-            waiting.full = true;
             let reason = format!("the log's disk is full ({}): make room there; pulls go on", place.display());
             waiting.refusing = Some(reason.clone());
             if self.shared.reached.borrow().full.is_none() {

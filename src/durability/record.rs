@@ -6,10 +6,11 @@ use std::borrow::Cow;
 
 use bytes::{BufMut as _, Bytes};
 use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use prost::encoding::{encoded_len_varint, key_len};
 
 use crate::engine::{Alteration, Assign, Change, ClientId, Origin, Push, Remove, Touch};
 use crate::error::{Error, Result};
+use crate::framing::field_head;
 use crate::proto::log_record::Change as Logged;
 use crate::{proto, wire};
 
@@ -39,11 +40,6 @@ fn field_len(tag: u32, len: usize) -> usize {
     key_len(tag) + encoded_len_varint(len as u64) + len
 }
 
-fn field_head(tag: u32, len: usize, out: &mut Vec<u8>) {
-    encode_key(tag, WireType::LengthDelimited, out);
-    encode_varint(len as u64, out);
-}
-
 fn encode_push(origin: Option<Origin>, pushes: &[Push<'_>], out: &mut Vec<u8>) {
     let rest = proto::PushRequest {
         client_id: origin.map_or_else(Bytes::new, |origin| client_bytes(origin.client)),
@@ -66,16 +62,16 @@ fn encode_push(origin: Option<Origin>, pushes: &[Push<'_>], out: &mut Vec<u8>) {
         .collect();
     let len = rest.encoded_len() + tables.iter().map(|(_, len)| field_len(PUSH_TABLES, *len)).sum::<usize>();
     out.reserve(field_len(RECORD_PUSH, len));
-    field_head(RECORD_PUSH, len, out);
+    field_head(out, RECORD_PUSH, len);
     rest.encode(out).expect("the buffer grows");
     for ((head, len), push) in tables.iter().zip(pushes) {
-        field_head(PUSH_TABLES, *len, out);
+        field_head(out, PUSH_TABLES, *len);
         head.encode(out).expect("the buffer grows");
         for (tag, bytes) in
             [(TABLE_KEYS, bytemuck::cast_slice(push.keys)), (TABLE_GRADIENTS, bytemuck::cast_slice(push.gradients))]
         {
             let bytes: &[u8] = bytes;
-            field_head(tag, bytes.len(), out);
+            field_head(out, tag, bytes.len());
             out.extend_from_slice(bytes);
         }
     }
@@ -148,18 +144,7 @@ pub fn decode<T>(record: Bytes, apply: impl FnOnce(&Change<'_>) -> Result<T>) ->
                     Ok((keys, gradients))
                 })
                 .collect::<Result<Vec<_>>>()?;
-            let pushes: Vec<Push<'_>> = request
-                .tables
-                .iter()
-                .zip(&numbers)
-                .map(|(push, (keys, gradients))| Push {
-                    table: &push.table,
-                    keys,
-                    gradients,
-                    learning_rate: push.learning_rate,
-                    step: push.step,
-                })
-                .collect();
+            let pushes = wire::pushes(&request.tables, &numbers);
             match request.client_id.is_empty() {
                 true => apply(&Change::Push(&pushes)),
                 false => {

@@ -163,9 +163,7 @@ pub fn verify(
     watch: &mut dyn FnMut(Progress),
 ) -> std::result::Result<Verified, LogError> {
     let mut replay = Replay::new(disk, identity, Lsn(0));
-    // A log whose first segments are covered by a checkpoint is fine by itself.
-    replay.after = replay.segments()?.first().map_or(Lsn(0), |(first, _)| Lsn(first.0.saturating_sub(1)));
-    let mut next = replay.after;
+    let mut next = Lsn(0);
     let mut count = |_: &Change<'_>| {
         next = Lsn(next.0 + 1);
         Ok(next)

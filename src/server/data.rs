@@ -25,7 +25,7 @@ use super::auth::Role;
 use super::gate::{Deadline, Room};
 use super::shard::Shard;
 use super::status;
-use crate::engine::{ClientId, Lsn, Origin, PooledPull, Pooling, Pull, Push, Pushed, RowFormat, Touch, check_bags};
+use crate::engine::{ClientId, Lsn, Origin, PooledPull, Pooling, Pull, Pushed, RowFormat, Touch, check_bags};
 use crate::error::{Error, Result as EngineResult};
 use crate::framing::{Answer, Messages, Outer, Outgoing, PULL_RESPONSE_ROWS};
 use crate::{proto, wire};
@@ -371,18 +371,7 @@ fn write(shard: &Shard, request: &proto::PushRequest, origin: Option<Origin>) ->
         let gradients = gradients(shard, format, push, &keys)?;
         numbers.push((keys, gradients));
     }
-    let pushes: Vec<Push<'_>> = request
-        .tables
-        .iter()
-        .zip(&numbers)
-        .map(|(push, (keys, gradients))| Push {
-            table: &push.table,
-            keys,
-            gradients,
-            learning_rate: push.learning_rate,
-            step: push.step,
-        })
-        .collect();
+    let pushes = wire::pushes(&request.tables, &numbers);
     match origin {
         Some(origin) => shard.engine.push_once(origin, &pushes),
         None => Ok(Pushed { lsn: shard.engine.push(&pushes)?, duplicate: false }),

@@ -118,13 +118,12 @@ impl Server {
         shard.engine.limit_memory(memory_budget);
         for table in &config.tables {
             let spec = table.spec().map_err(|e| anyhow!(e))?;
-            let made = spec.clone();
-            shard
-                .change(move |shard| shard.engine.create(&made))
-                .await
-                .map_err(|e| anyhow!(e.message().to_string()))?;
-            let footprint = spec.footprint()?;
-            tracing::info!(table = spec.name, bytes_per_row = footprint.bytes_per_row, "table made");
+            if shard.engine.spec(&spec.name).is_err() {
+                let footprint = spec.footprint()?;
+                tracing::info!(table = spec.name, bytes_per_row = footprint.bytes_per_row, "making a table");
+            }
+            let made = shard.change(move |shard| shard.engine.create(&spec)).await;
+            made.map_err(|e| anyhow!(e.message().to_string()))?;
         }
 
         let tls = match tls::files(&config.tls) {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hotrow::durability::{self, LocalFolder, LogError, LogOptions, SyncPolicy};
+use hotrow::durability::{self, DataFolder, Identity, LocalFolder, LogError, LogOptions, SyncPolicy};
 use hotrow::{Alteration, Change, ClientId, Lsn, Origin, TableSpec};
 
 use crate::disk::{IDENTITY, Logged, OPTIONS, SimDisk, wait};
@@ -123,5 +123,45 @@ fn a_missing_segment_is_noticed() {
         left.remove(missing);
         let error = Logged::start(&SimDisk::of(&left), OPTIONS).err().expect("a segment is missing");
         assert!(matches!(error, LogError::Missing { .. }), "{error}");
+    }
+}
+
+/// What is behind a missing file, the first or another, can be given up, by the change that the refusal names.
+#[test]
+fn what_is_behind_a_missing_segment_can_be_given_up() {
+    let tables = two_tables(crate::support::formats()[3], hotrow::Policy::Lru, crate::support::optimizers()[0]);
+    for missing in 0..3 {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Identity { cluster: "c".into(), shard: 0, shards: 1, partitions: 4, seed: 7 };
+        let folder = DataFolder::open(dir.path(), &identity).unwrap();
+        let start = || {
+            let engine = engine(4, 1);
+            let mut apply = |change: &Change<'_>| engine.apply(change);
+            let disk = Arc::new(folder.log().unwrap());
+            let recovered = durability::recover(disk, identity.tag(), OPTIONS, Lsn(0), &mut apply, &mut |_| {})?;
+            engine.set_log(recovered.log.hook());
+            Ok::<_, LogError>((engine, recovered.log))
+        };
+        let (first, log) = start().unwrap();
+        tables.iter().for_each(|table| assert!(first.create(table).is_ok()));
+        for seed in 0..20 {
+            let lsn = Owned::random(&mut Random(seed), &tables, 5).apply(&first).unwrap();
+            wait(log.safe(lsn)).unwrap();
+        }
+        drop(log);
+        let mut files: Vec<_> =
+            std::fs::read_dir(dir.path().join("log")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        assert!(files.len() > 4);
+        std::fs::remove_file(&files[missing]).unwrap();
+
+        let Err(LogError::Missing { expected, .. }) = start() else { panic!("a segment is missing") };
+        let looked = durability::verify(Arc::new(folder.log().unwrap()), identity.tag(), &mut |_| {});
+        assert!(matches!(looked, Err(LogError::Missing { .. })), "verify says what a start says");
+        assert!(durability::cut(&folder, &identity, expected + 1).is_err(), "only what is named is given up");
+        let kept = durability::cut(&folder, &identity, expected).unwrap();
+        assert_eq!(kept.len(), files.len() - missing - 1, "everything behind it is kept aside");
+        let (again, _log) = start().unwrap();
+        assert_eq!(again.last_lsn().0, expected - 1);
     }
 }
