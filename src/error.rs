@@ -102,6 +102,12 @@ pub enum Error {
     /// The operating system gave no memory.
     #[error("the system refused memory: {0}")]
     System(String),
+    /// A checkpoint is being taken already.
+    #[error("a checkpoint is being saved already: wait until it is done")]
+    SaveUnderWay,
+    /// What was saved cannot be taken over.
+    #[error("the checkpoint cannot be restored: {0}")]
+    NotRestored(String),
     /// The change could not be put in order (appended to the log).
     #[error("the change was refused before it was applied: {0}")]
     NotOrdered(String),

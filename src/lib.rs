@@ -59,11 +59,12 @@ pub mod server;
 mod table;
 mod wire;
 
-pub use cache::{Policy, RoundingError, StatePrecision};
+pub use cache::{DirectoryImage, Policy, Ranks, RoundingError, StatePrecision};
 pub use engine::{
-    Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, PooledPull, Pooling, Pull, Push,
-    Pushed, Remove, Row, RowFormat, ScanCursor, TableStats, Touch,
+    Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, Piece, PooledPull, Pooling, Pull,
+    Push, Pushed, Remove, Restore, RestorePartition, Row, RowFormat, SavedTable, ScanCursor, Snapshot, TableStats,
+    Touch, Unsettled,
 };
 pub use error::{Error, Result};
 pub use numeric::{Precision, Quantizer, Rounding};
-pub use table::{CacheBudget, Footprint, Initializer, KeySpace, MAX_DIM, Optimizer, PartCounts, TableSpec};
+pub use table::{CacheBudget, Footprint, Initializer, KeySpace, MAX_DIM, Optimizer, PartCounts, RowsPiece, TableSpec};

@@ -80,9 +80,77 @@ pub fn ways_with(level: simd::Level, tags: &[u32], row: u32) -> u32 {
     simd::matches(level, tags, row + 1)
 }
 
-enum Ranks {
-    Lru { clock: u32, stamps: Vec<u32> },
-    Lfu { uses: u64, counts: Vec<u16>, sketch: Vec<u8> },
+/// How recent or frequent the row in each slot is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ranks {
+    /// The time of each slot's last use, with its dirty bit.
+    Lru {
+        /// The time now.
+        clock: u32,
+        /// `time << 1 | dirty`; zero is an empty way.
+        stamps: Vec<u32>,
+    },
+    /// How often each slot was used, with its dirty bit.
+    Lfu {
+        /// Uses since the last halving.
+        uses: u64,
+        /// `count << 2 | dirty`.
+        counts: Vec<u16>,
+        /// Two bytes a slot: how often rows that are not in the cache were used.
+        sketch: Vec<u8>,
+    },
+}
+
+impl Ranks {
+    fn is_dirty(&self, slot: u32) -> bool {
+        match self {
+            Ranks::Lru { stamps, .. } => stamps[slot as usize] & DIRTY != 0,
+            Ranks::Lfu { counts, .. } => counts[slot as usize] & DIRTY as u16 != 0,
+        }
+    }
+
+    /// The larger, the rather a row stays.
+    fn rank(&self, slot: u32) -> u32 {
+        match self {
+            Ranks::Lru { stamps, .. } => stamps[slot as usize] >> 1,
+            Ranks::Lfu { counts, .. } => u32::from(counts[slot as usize] >> COUNT_SHIFT),
+        }
+    }
+}
+
+/// A directory at one moment, to be saved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DirectoryImage {
+    /// How many sets there are.
+    pub sets: u32,
+    /// Ways in each.
+    pub ways: u32,
+    /// The row in each slot plus one; zero is an empty way.
+    pub tags: Vec<u32>,
+    /// Recency or frequency, and dirty bits.
+    pub ranks: Ranks,
+}
+
+impl DirectoryImage {
+    /// The row in a slot.
+    pub fn row_at(&self, slot: u32) -> Option<u32> {
+        self.tags.get(slot as usize)?.checked_sub(1)
+    }
+
+    /// Whether the row in a slot differs from the row store.
+    pub fn is_dirty(&self, slot: u32) -> bool {
+        self.ranks.is_dirty(slot)
+    }
+
+    /// Whether its arrays are as long as they must be.
+    pub fn is_consistent(&self) -> bool {
+        let slots = self.sets as usize * self.ways as usize;
+        let ranks = match &self.ranks {
+            Ranks::Lru { stamps, .. } => stamps.len() == slots,
+            Ranks::Lfu { counts, sketch, .. } => counts.len() == slots && sketch.len() == 2 * slots,
+        };
+        ranks && self.tags.len() == slots
+    }
 }
 
 /// What became of a row that was not in the cache.
@@ -305,10 +373,57 @@ impl Directory {
 
     /// Whether the row in `slot` differs from the row store.
     pub fn is_dirty(&self, slot: u32) -> bool {
-        match &self.ranks {
-            Ranks::Lru { stamps, .. } => stamps[slot as usize] & DIRTY != 0,
-            Ranks::Lfu { counts, .. } => counts[slot as usize] & DIRTY as u16 != 0,
+        self.ranks.is_dirty(slot)
+    }
+
+    /// A copy of everything.
+    pub fn image(&self) -> DirectoryImage {
+        let tags = self.tags().tags.to_vec();
+        DirectoryImage { sets: self.sets, ways: self.ways, tags, ranks: self.ranks.clone() }
+    }
+
+    /// Takes over the rows of an image into a directory without rows. Returns the slot that each slot of the image went
+    /// to; `None` for an empty one, and for a row that has no way here. Of the same geometry it becomes the same
+    /// directory; of another, each set keeps the rows of the highest rank (of equal ones the first), and `lfu` starts
+    /// its sketch anew. `hash_of` gives the hash of a row's key.
+    pub fn restore(&mut self, image: DirectoryImage, hash_of: impl Fn(u32) -> u64) -> Vec<Option<u32>> {
+        let slots = image.sets * image.ways;
+        let same_policy = std::mem::discriminant(&self.ranks) == std::mem::discriminant(&image.ranks);
+        if same_policy && (self.sets, self.ways) == (image.sets, image.ways) {
+            let tags = bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines);
+            tags[..image.tags.len()].copy_from_slice(&image.tags);
+            self.occupied = image.tags.iter().filter(|&&tag| tag != 0).count() as u32;
+            let kept = (0..slots).map(|slot| image.row_at(slot).map(|_| slot)).collect();
+            self.ranks = image.ranks;
+            return kept;
         }
+        match (&mut self.ranks, &image.ranks) {
+            (Ranks::Lru { clock, .. }, Ranks::Lru { clock: then, .. }) => *clock = *then,
+            (Ranks::Lru { clock, .. }, Ranks::Lfu { .. }) => *clock = u32::from(COUNT_MAX),
+            _ => {}
+        }
+        let mut order: Vec<u32> = (0..slots).filter(|&slot| image.row_at(slot).is_some()).collect();
+        order.sort_by_key(|&slot| std::cmp::Reverse(image.ranks.rank(slot)));
+        let mut went = vec![None; slots as usize];
+        for slot in order {
+            let Some(row) = image.row_at(slot) else { continue };
+            let first = self.tags().set(hash_of(row)) as usize;
+            let set = first..first + self.ways as usize;
+            let tags = &mut bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[set];
+            let Some(way) = tags.iter().position(|&tag| tag == 0) else { continue };
+            tags[way] = row + 1;
+            self.occupied += 1;
+            let (rank, dirty) = (image.ranks.rank(slot), u32::from(image.is_dirty(slot)));
+            match &mut self.ranks {
+                Ranks::Lru { stamps, .. } => stamps[first + way] = rank.max(1) << 1 | dirty,
+                Ranks::Lfu { counts, .. } => {
+                    let count = rank.min(u32::from(COUNT_MAX)) as u16;
+                    counts[first + way] = count << COUNT_SHIFT | dirty as u16 * DIRTY as u16;
+                }
+            }
+            went[slot as usize] = Some((first + way) as u32);
+        }
+        went
     }
 
     /// Empties a slot that holds a row.

@@ -138,6 +138,10 @@ impl HostPool {
 }
 
 impl Pool for HostPool {
+    fn slot_len(&self) -> usize {
+        self.layout.slot_len()
+    }
+
     unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]) {
         gather(self, slots, to, out);
     }

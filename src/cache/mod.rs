@@ -10,7 +10,7 @@ mod host;
 mod layout;
 mod pool;
 
-pub use directory::{Admission, Directory, Policy, Tags, ways_with};
+pub use directory::{Admission, Directory, DirectoryImage, Policy, Ranks, Tags, ways_with};
 pub use host::HostPool;
 pub use layout::{RowLayout, StateLayout, StatePrecision};
 pub use pool::{Gradients, Pool, RoundingError, WriteBack};

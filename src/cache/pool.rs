@@ -17,6 +17,9 @@ use crate::numeric::{Rule, hash, simd, sum};
 /// others. Every slot must be one of the pool's, and a slot must not be named twice in one call of an
 /// operation that writes slots.
 pub trait Pool: Send + Sync {
+    /// Numbers in a slot: weights, then state.
+    fn slot_len(&self) -> usize;
+
     /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
     ///
     /// # Safety

@@ -143,7 +143,10 @@ fn cached(part: &mut TablePart, visit: &Visit<'_>, mut numbering: Numbering<'_>,
     if let Some(pool) = visit.table.pool.as_deref() {
         // SAFETY: `part` comes from the write guard of its partition; `plan` took the slots from the part's own
         // directory, each once per list.
-        unsafe { exchange(pool, part, visit.table, work) };
+        unsafe {
+            put_aside(pool, part, work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
+            exchange(pool, part, visit.table, work);
+        }
         if let Some((values, rule)) = visit.update {
             let Work { distinct, slots, update_slots, picked, ends, .. } = work;
             distinct.group(visit.positions, |i| slots[i] != NO_SLOT, picked, ends);
@@ -232,6 +235,22 @@ dispatch! {
         part.counts.write_backs += leaving.len() as u64 + conflicts.len() as u64;
         part.counts.conflicts += conflicts.len() as u64;
     }
+}
+
+/// Puts slots aside that are about to change, if the part is being saved.
+///
+/// # Safety
+/// The caller holds the part's partition exclusively.
+unsafe fn put_aside(pool: &dyn Pool, part: &mut TablePart, slots: impl Iterator<Item = u32>) {
+    let first_slot = part.first_slot;
+    let Some(saving) = part.saving_mut() else { return };
+    let unsaved = saving.unsaved_slots(slots);
+    if unsaved.is_empty() {
+        return;
+    }
+    let named: Vec<u32> = unsaved.iter().map(|slot| first_slot + slot).collect();
+    // SAFETY: the caller's lock.
+    unsafe { pool.read(&named, saving.keep_slots(&unsaved, pool.slot_len())) };
 }
 
 /// Writes back the rows that leave, then fills their slots, and the empty ones, with the rows that come in.
@@ -350,7 +369,10 @@ pub fn assign(
                 (Some(slot), Some(pool)) => {
                     part.directory.set_dirty(slot);
                     // SAFETY: `part` comes from the write guard of its partition, and the slot is its own.
-                    unsafe { pool.load(&[part.first_slot + slot], scratch) };
+                    unsafe {
+                        put_aside(pool, part, std::iter::once(slot));
+                        pool.load(&[part.first_slot + slot], scratch);
+                    }
                 }
                 _ => {
                     let number = if layout.is_exact() { 0 } else { numbering.take() };

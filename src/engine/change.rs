@@ -404,10 +404,11 @@ impl<'a> Part<'a> {
         if positions.is_empty() {
             return;
         }
-        let Partition { id, write_backs, parts } = partition;
+        let Partition { id, write_backs, parts, .. } = partition;
         let part = parts[self.table.id].as_mut().expect("a drop is ordered after every change of its table");
         let numbering = Numbering { seed, partition: *id, next: write_backs };
         let visit = |update| Visit { table: self.table, keys: self.keys, positions, update };
+        part.before_change();
         match self.action {
             _ if self.applied.get(place).is_some_and(|&applied| applied) => {}
             Action::Push { push, rule } => apply::push(part, &visit(Some((push.gradients, rule))), numbering),

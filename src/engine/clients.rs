@@ -32,11 +32,11 @@ const WINDOW: u64 = 64;
 
 /// What one partition remembers of one client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Window {
+pub struct Window {
     /// The highest sequence applied; 0 is none.
-    highest: u64,
+    pub highest: u64,
     /// Bit i: whether `highest - 1 - i` was applied.
-    below: u64,
+    pub below: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,12 +131,27 @@ impl Clients {
         }
     }
 
+    /// What the partition at `place` remembers, by client.
+    pub fn windows(&self, place: usize) -> Vec<(ClientId, Window)> {
+        let mut clients: Vec<_> = self.open.iter().map(|(&client, windows)| (client, windows[place])).collect();
+        clients.sort_unstable_by_key(|(client, _)| *client);
+        clients
+    }
+
+    /// Takes over what the partition at `place` remembers.
+    pub fn restore(&mut self, place: usize, partitions: usize, windows: &[(ClientId, Window)]) {
+        for &(client, window) in windows {
+            self.open(client, partitions);
+            if let Some(windows) = self.open.get_mut(&client) {
+                windows[place] = window;
+            }
+        }
+    }
+
     /// Feeds what the partition at `place` remembers to `write`, for comparing copies.
     pub fn digest(&self, place: usize, mut write: impl FnMut(&[u8])) {
-        let mut clients: Vec<_> = self.open.iter().map(|(client, windows)| (client.0, windows[place])).collect();
-        clients.sort_unstable_by_key(|(client, _)| *client);
-        for (client, window) in clients {
-            write(&client.to_le_bytes());
+        for (client, window) in self.windows(place) {
+            write(&client.0.to_le_bytes());
             write(&window.highest.to_le_bytes());
             write(&window.below.to_le_bytes());
         }

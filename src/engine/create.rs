@@ -44,7 +44,8 @@ impl Engine {
         let charged = row_bytes.saturating_add(u64::from(all_slots) * slot_bytes);
         self.budget.take(charged)?;
         // Everything that takes time is done before the change has its place and the partitions are held.
-        let made = self.make(spec, shape, charged, &slots).and_then(|made| Ok((made, turn.place(change)?)));
+        let born = Lsn(turn.last().0 + 1);
+        let made = self.make(spec, shape, charged, &slots, born).and_then(|made| Ok((made, turn.place(change)?)));
         let ((table, parts), lsn) = made.inspect_err(|_| self.budget.give_back(charged))?;
         self.tables.insert(spec.name.clone(), Arc::clone(&table));
         let partitions = turn.take_all(&self.partitions);
@@ -62,6 +63,7 @@ impl Engine {
         shape: Shape,
         charged: u64,
         slots: &[u32],
+        born: Lsn,
     ) -> Result<(Arc<Table>, Vec<TablePart>)> {
         let (memory, pool) = self.allocate(&shape, slots.iter().sum())?;
         let mut memory = memory.into_iter();
@@ -73,6 +75,7 @@ impl Engine {
         }
         let table = Table {
             id: self.next_table.fetch_add(1, Ordering::Relaxed),
+            born: AtomicU64::new(born.0),
             spec: spec.clone(),
             hyper: RwLock::new(Hyper::of(spec)),
             shape,
@@ -116,9 +119,12 @@ impl Engine {
         self.tables.remove(name);
         let partitions = turn.take_all(&self.partitions);
         drop(turn);
-        let gone: Vec<_> =
-            partitions.into_iter().filter_map(|mut partition| partition.parts[table.id].take()).collect();
-        let bytes = table.charged + gone.iter().map(|part| part.grown_bytes()).sum::<u64>();
+        let mut bytes = table.charged;
+        let mut gone = Vec::new();
+        for mut partition in partitions {
+            bytes += partition.part(table.id).map_or(0, TablePart::grown_bytes);
+            gone.extend(partition.drop_part(table.id));
+        }
         // Giving memory back takes time; no partition is held any more.
         drop(gone);
         self.budget.give_back(bytes);

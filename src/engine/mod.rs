@@ -16,14 +16,16 @@ mod partition;
 mod pull;
 mod read;
 mod request;
+mod restore;
 pub(crate) mod route;
+mod save;
 mod scan;
 mod stats;
 mod table;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use dashmap::DashMap;
 use parking_lot::RwLock;
@@ -43,6 +45,8 @@ pub use self::clients::{ClientId, Origin};
 pub use self::order::LogHook;
 pub use self::pull::Row;
 pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, RowFormat, Touch};
+pub use self::restore::{Restore, RestorePartition};
+pub use self::save::{Piece, SavedTable, Snapshot, Unsettled};
 pub use self::scan::ScanCursor;
 pub use self::stats::TableStats;
 
@@ -87,6 +91,8 @@ pub struct Engine {
     partitions: Vec<RwLock<Partition>>,
     tables: DashMap<String, Arc<Table>>,
     next_table: AtomicUsize,
+    /// Whether a checkpoint is being taken.
+    saving: AtomicBool,
     order: Order,
     budget: Budget,
     compute: Compute,
@@ -112,6 +118,7 @@ impl Engine {
             route: Route::new(config.partitions, owned),
             tables: DashMap::new(),
             next_table: AtomicUsize::new(0),
+            saving: AtomicBool::new(false),
             order: Order::new(),
             budget: Budget::new(config.memory_budget),
             compute: Compute::new(config.threads)?,

@@ -72,6 +72,11 @@ impl Turn<'_> {
         &mut self.state.clients
     }
 
+    /// Goes on behind the place that a restored state had.
+    pub fn go_on_after(&mut self, last: Lsn) {
+        self.state.last = last;
+    }
+
     /// Gives the change its place, or refuses it.
     pub fn place(&mut self, change: &Change<'_>) -> Result<Lsn> {
         let lsn = Lsn(self.state.last.0 + 1);

@@ -10,12 +10,14 @@ pub struct Partition {
     pub write_backs: u64,
     /// Its part of each table, by table id.
     pub parts: Vec<Option<Box<TablePart>>>,
+    /// Parts of tables that were dropped while they were being saved.
+    pub leaving: Vec<(usize, Box<TablePart>)>,
 }
 
 impl Partition {
     /// An empty partition.
     pub fn new(id: u32) -> Partition {
-        Partition { id, write_backs: 0, parts: Vec::new() }
+        Partition { id, write_backs: 0, parts: Vec::new(), leaving: Vec::new() }
     }
 
     /// Its part of a table; `None` if that was dropped.
@@ -27,6 +29,29 @@ impl Partition {
     /// Its part of a table, to change; `None` if that was dropped.
     pub fn part_mut(&mut self, table: usize) -> Option<&mut TablePart> {
         self.parts.get_mut(table)?.as_deref_mut()
+    }
+
+    /// Its part of a table, also of one that was dropped while it was being saved.
+    pub fn part_to_save(&self, table: usize) -> Option<&TablePart> {
+        let leaving = || self.leaving.iter().find(|(id, _)| *id == table).map(|(_, part)| &**part);
+        self.part(table).or_else(leaving)
+    }
+
+    /// [`Partition::part_to_save`], to change.
+    pub fn part_to_save_mut(&mut self, table: usize) -> Option<&mut TablePart> {
+        let Partition { parts, leaving, .. } = self;
+        let leaving = leaving.iter_mut().find(|(id, _)| *id == table).map(|(_, part)| &mut **part);
+        parts.get_mut(table).and_then(|part| part.as_deref_mut()).or(leaving)
+    }
+
+    /// Takes out the part of a table that is dropped. One that is being saved stays until that is done.
+    pub fn drop_part(&mut self, table: usize) -> Option<Box<TablePart>> {
+        let part = self.parts.get_mut(table)?.take()?;
+        if part.saving().is_none() {
+            return Some(part);
+        }
+        self.leaving.push((table, part));
+        None
     }
 
     /// Adds a part at a table's id.

@@ -12,6 +12,8 @@ use crate::table::{ChunkSource, Initial, KeySpace, Shape, TableSpec};
 pub struct Table {
     /// Where its parts are in every partition. Never reused.
     pub id: usize,
+    /// The change that made it: tells it from another of the same name.
+    pub born: AtomicU64,
     /// As its user described it when it was made.
     pub spec: TableSpec,
     /// What an alteration can change.

@@ -21,12 +21,13 @@ pub fn code(error: &Error) -> Code {
         | Error::InvalidRequest { .. } => Code::InvalidArgument,
         Error::KeyOutOfRange { .. } => Code::OutOfRange,
         Error::UnknownTable(_) => Code::NotFound,
+        Error::SaveUnderWay => Code::Aborted,
         Error::TableExists(_) => Code::AlreadyExists,
         Error::NotOwned { .. } | Error::UnknownClient(_) | Error::SequenceForgotten { .. } => Code::FailedPrecondition,
         Error::OutOfMemory { .. } | Error::System(_) | Error::TooManyClients(_) | Error::NotOrdered(_) => {
             Code::ResourceExhausted
         }
-        Error::InvalidConfig(_) => Code::Internal,
+        Error::InvalidConfig(_) | Error::NotRestored(_) => Code::Internal,
     }
 }
 

@@ -178,6 +178,38 @@ impl Index {
         used.into_iter().map(|row| (key_at(rows, row), row)).collect()
     }
 
+    /// Rows below this were handed out at some time.
+    pub fn end(&self) -> u32 {
+        self.next
+    }
+
+    /// Becomes the index of the rows below `end` that are not in `free`. The rows are there, keys and all.
+    pub fn restore(&mut self, rows: &Rows, budget: &Budget, end: u32, free: Vec<u32>) -> Result<()> {
+        let mut used = vec![true; end as usize];
+        for &row in &free {
+            match used.get_mut(row as usize) {
+                Some(used) if *used => *used = false,
+                _ => return Err(Error::NotRestored(format!("row {row} is free twice, or is not one of {end}"))),
+            }
+        }
+        let keys = end as usize - free.len();
+        let buckets = (keys * 8 / 7 + 1).next_power_of_two().max(FEWEST_BUCKETS);
+        let bytes = (BUCKET_BYTES * buckets as u64).saturating_sub(self.charged);
+        budget.take(bytes)?;
+        self.charged += bytes;
+        self.rebuild(rows, buckets / 8 * 7)?;
+        for row in (0..end).filter(|&row| used[row as usize]) {
+            let key = key_at(rows, row);
+            let mixed = hash::mix64(key);
+            if let Some(other) = self.find(rows, key, mixed) {
+                return Err(Error::NotRestored(format!("rows {other} and {row} both have key {key}")));
+            }
+            self.table.insert_unique(hash::second(mixed), row, |&row| hash::second(hash::mix64(key_at(rows, row))));
+        }
+        (self.next, self.free) = (end, free);
+        Ok(())
+    }
+
     /// Rows to be reused, the last first.
     pub fn free(&self) -> &[u32] {
         &self.free

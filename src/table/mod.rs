@@ -8,6 +8,7 @@ mod initializer;
 mod optimizer;
 mod part;
 mod rows;
+mod saving;
 mod spec;
 mod text;
 
@@ -15,5 +16,6 @@ pub use initializer::{Initial, Initializer};
 pub use optimizer::Optimizer;
 pub use part::{PartCounts, PartView, TablePart};
 pub use rows::ChunkSource;
+pub use saving::{PIECE_BYTES, RowsPiece};
 pub use spec::{CacheBudget, Footprint, KeySpace, MAX_DIM, SMALL_TABLE_BYTES, Shape, TableSpec};
 pub use text::{parse_bytes, show_bytes};

@@ -2,21 +2,24 @@
 
 use super::index::{Growth, Index, KEY_BYTES};
 use super::rows::{ChunkSource, Rows};
+use super::saving::{RowsPiece, Saving};
 use super::{Initial, KeySpace, Shape};
 use std::collections::BTreeSet;
 
 use crate::budget::Budget;
-use crate::cache::{Directory, Policy, RoundingError, Tags};
-use crate::error::Result;
+use crate::cache::{Directory, DirectoryImage, Policy, RoundingError, Tags};
+use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::numeric::{hash, simd};
 
 /// A table's part in one partition.
 pub struct TablePart {
-    rows: Rows,
+    pub(super) rows: Rows,
     keys: Keys,
     /// Bytes at the front of a stored row that are not its payload.
-    key_bytes: usize,
+    pub(super) key_bytes: usize,
+    /// Set while the part is being saved.
+    pub(super) saving: Option<Box<Saving>>,
     /// Which rows are in the cache.
     pub directory: Directory,
     /// The pool's slot of the directory's slot 0.
@@ -133,7 +136,7 @@ impl TablePart {
             _ => (Rows::growing(stride), Keys::Hashed(Index::new()), KEY_BYTES),
         };
         let directory = Directory::new(policy, shape.cache_rows_in(partition, partitions) as u32);
-        TablePart { rows, keys, key_bytes, directory, first_slot, counts: PartCounts::default() }
+        TablePart { rows, keys, key_bytes, saving: None, directory, first_slot, counts: PartCounts::default() }
     }
 
     /// The row of a key, if it has one.
@@ -163,6 +166,7 @@ impl TablePart {
     /// Takes a row out of cache and store.
     pub fn remove(&mut self, key: u64, mixed: u64) {
         let Some(row) = self.find(key) else { return };
+        self.keep_row(row);
         if let Some(slot) = self.directory.find(row, mixed) {
             self.directory.clear(slot);
         }
@@ -191,6 +195,7 @@ impl TablePart {
     /// The place of a row's stored form, which is taken as valid from here on.
     #[inline(always)]
     pub fn store(&mut self, row: u32) -> &mut [u8] {
+        self.keep_row(row);
         self.rows.set_stored(row);
         &mut self.rows.row_mut(row)[self.key_bytes..]
     }
@@ -210,6 +215,7 @@ impl TablePart {
     /// The full-precision row of a table that stores nothing else, made valid if it was not.
     #[inline(always)]
     pub fn exact_row(&mut self, row: u32, key: u64, initial: &Initial, dim: usize) -> &mut [f32] {
+        self.keep_row(row);
         let fresh = !self.rows.is_stored(row);
         self.rows.set_stored(row);
         // Rows of f32 start at a multiple of four bytes: regions are aligned, strides and keys are multiples.
@@ -296,6 +302,81 @@ impl TablePart {
                 Box::new(index.entries(&self.rows).into_iter().filter(move |&(_, row)| row >= first))
             }
         }
+    }
+
+    /// How many rows there are or were, and which of them are to be reused.
+    pub(super) fn handed_out(&self) -> (u32, &[u32]) {
+        match &self.keys {
+            Keys::Dense { rows, .. } => (*rows as u32, &[]),
+            Keys::Hashed(index) => (index.end(), index.free()),
+        }
+    }
+
+    /// Takes over saved rows. Those of a hashed part have no keys before [`TablePart::restore_index`].
+    pub fn restore_rows(&mut self, piece: &RowsPiece, source: &ChunkSource, budget: &Budget) -> Result<()> {
+        let wrong = |reason: &str| Error::NotRestored(format!("rows {} and on: {reason}", piece.first));
+        let words = (piece.count as usize).div_ceil(64);
+        if piece.stored.len() != words || piece.listed.as_ref().is_some_and(|listed| listed.len() != words) {
+            return Err(wrong("the bits do not fit the number of rows"));
+        }
+        let end = piece.first.checked_add(piece.count).ok_or_else(|| wrong("there are too many"))?;
+        match &self.keys {
+            Keys::Dense { rows, .. } if u64::from(end) > *rows => return Err(wrong("the table has fewer")),
+            Keys::Dense { .. } => {}
+            Keys::Hashed(_) => {
+                while self.rows.capacity() < end as usize {
+                    budget.take(self.rows.chunk().1)?;
+                    self.rows.grow(source)?;
+                }
+            }
+        }
+        let (mut keys, mut bytes) = (piece.keys.iter(), &piece.bytes[..]);
+        let key_bytes = self.key_bytes;
+        for i in (0..piece.count).filter(|&i| piece.is_listed(i)) {
+            let row = piece.first + i;
+            if key_bytes > 0 {
+                let key = keys.next().ok_or_else(|| wrong("keys are missing"))?;
+                self.rows.row_mut(row)[..key_bytes].copy_from_slice(&key.to_le_bytes());
+            }
+            if piece.is_stored(i) {
+                self.rows.set_stored(row);
+                let row = &mut self.rows.row_mut(row)[key_bytes..];
+                let (now, rest) = bytes.split_at_checked(row.len()).ok_or_else(|| wrong("bytes are missing"))?;
+                row.copy_from_slice(now);
+                bytes = rest;
+            } else {
+                self.rows.clear_stored(row);
+            }
+        }
+        match bytes.is_empty() && keys.next().is_none() {
+            true => Ok(()),
+            false => Err(wrong("there is more than the rows take")),
+        }
+    }
+
+    /// Finds the keys of all rows below `end` that are not free.
+    pub fn restore_index(&mut self, end: u32, free: Vec<u32>, budget: &Budget) -> Result<()> {
+        match &mut self.keys {
+            Keys::Dense { rows, .. } if u64::from(end) == *rows && free.is_empty() => Ok(()),
+            Keys::Dense { rows, .. } => {
+                Err(Error::NotRestored(format!("{end} rows, {} of them free, for a table of {rows}", free.len())))
+            }
+            Keys::Hashed(_) if self.rows.capacity() < end as usize => {
+                Err(Error::NotRestored(format!("rows below {end} are missing")))
+            }
+            Keys::Hashed(index) => index.restore(&self.rows, budget, end, free),
+        }
+    }
+
+    /// Takes over a directory, into one without rows. Returns where each of its slots went.
+    pub fn restore_directory(&mut self, image: DirectoryImage) -> Result<Vec<Option<u32>>> {
+        let (rows, _) = self.handed_out();
+        if !image.is_consistent() || image.tags.iter().any(|&tag| tag > rows) {
+            return Err(Error::NotRestored("the directory names rows that are not there".into()));
+        }
+        let TablePart { rows, keys, directory, .. } = self;
+        let (rows, keys) = (&*rows, &*keys);
+        Ok(directory.restore(image, |row| hash::mix64(keys.key_of(rows, row))))
     }
 
     /// Feeds everything that decides future behaviour, but the pool's slots, to `write`.

@@ -51,6 +51,8 @@ pub struct Rows {
     /// A bit per row: was it ever stored?
     stored: Vec<u64>,
     stored_count: u64,
+    /// A bit per row: has it changed since the last checkpoint? `None` where there was none.
+    changed: Option<Vec<u64>>,
 }
 
 enum Memory {
@@ -62,13 +64,15 @@ impl Rows {
     /// A fixed number of rows in `memory`.
     pub fn fixed(memory: Region, stride: usize, rows: u64) -> Rows {
         debug_assert!(memory.len() as u64 >= rows * stride as u64);
-        Rows { stride, memory: Memory::Range(memory), stored: vec![0; rows.div_ceil(64) as usize], stored_count: 0 }
+        let stored = vec![0; rows.div_ceil(64) as usize];
+        Rows { stride, memory: Memory::Range(memory), stored, stored_count: 0, changed: None }
     }
 
     /// No rows yet.
     pub fn growing(stride: usize) -> Rows {
         let shift = (CHUNK_BYTES / stride).max(1).ilog2();
-        Rows { stride, memory: Memory::Chunks { chunks: Vec::new(), shift }, stored: Vec::new(), stored_count: 0 }
+        let memory = Memory::Chunks { chunks: Vec::new(), shift };
+        Rows { stride, memory, stored: Vec::new(), stored_count: 0, changed: None }
     }
 
     /// How many more rows [`Rows::grow`] makes room for, and the bytes it takes.
@@ -94,6 +98,9 @@ impl Rows {
         if let Memory::Chunks { chunks, shift } = &mut self.memory {
             chunks.push(source.take(self.stride << *shift)?);
             self.stored.resize((chunks.len() << *shift).div_ceil(64), 0);
+            if let Some(changed) = &mut self.changed {
+                changed.resize(self.stored.len(), 0);
+            }
         }
         Ok(())
     }
@@ -142,6 +149,7 @@ impl Rows {
         let word = &mut self.stored[(row / 64) as usize];
         self.stored_count += !*word >> (row % 64) & 1;
         *word |= 1 << (row % 64);
+        self.note_change(row);
     }
 
     /// Forgets a row: it reads as its initial value again.
@@ -149,6 +157,39 @@ impl Rows {
         let word = &mut self.stored[(row / 64) as usize];
         self.stored_count -= *word >> (row % 64) & 1;
         *word &= !(1 << (row % 64));
+        self.note_change(row);
+    }
+
+    #[inline(always)]
+    fn note_change(&mut self, row: u32) {
+        if let Some(changed) = &mut self.changed {
+            changed[(row / 64) as usize] |= 1 << (row % 64);
+        }
+    }
+
+    /// Which rows have changed since this was last asked; `None` the first time. Changes are noted from now on.
+    pub fn take_changes(&mut self) -> Option<Vec<u64>> {
+        let changed = self.changed.take();
+        self.note_changes();
+        changed
+    }
+
+    /// Forgets what has changed so far, and notes changes from now on.
+    pub fn note_changes(&mut self) {
+        self.changed = Some(vec![0; self.stored.len()]);
+    }
+
+    /// Takes back what [`Rows::take_changes`] gave.
+    pub fn put_changes_back(&mut self, changes: Option<Vec<u64>>) {
+        match (&mut self.changed, changes) {
+            (Some(changed), Some(before)) => changed.iter_mut().zip(before).for_each(|(word, more)| *word |= more),
+            (changed, _) => *changed = None,
+        }
+    }
+
+    /// Which of the 64 rows from `64 * word` on were ever stored, a bit each.
+    pub fn stored_word(&self, word: usize) -> u64 {
+        self.stored[word]
     }
 
     /// How many rows were ever stored.

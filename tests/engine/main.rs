@@ -19,5 +19,6 @@ mod pushes_are_applied_once;
 mod refusals;
 mod rows_in_any_format;
 mod same_changes_same_bits;
+mod saved_while_changing;
 mod state_travels;
 mod stochastic_rounding;
