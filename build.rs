@@ -7,7 +7,13 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["hotrow/v1/data.proto", "hotrow/v1/tables.proto", "hotrow/v1/admin.proto", "hotrow/v1/log.proto"],
+        [
+            "hotrow/v1/data.proto",
+            "hotrow/v1/tables.proto",
+            "hotrow/v1/admin.proto",
+            "hotrow/v1/checkpoint.proto",
+            "hotrow/v1/log.proto",
+        ],
         ["proto"],
     )?;
     // For server reflection.

@@ -418,7 +418,7 @@ impl Directory {
                 Ranks::Lru { stamps, .. } => stamps[first + way] = rank.max(1) << 1 | dirty,
                 Ranks::Lfu { counts, .. } => {
                     let count = rank.min(u32::from(COUNT_MAX)) as u16;
-                    counts[first + way] = count << COUNT_SHIFT | dirty as u16 * DIRTY as u16;
+                    counts[first + way] = count << COUNT_SHIFT | dirty as u16;
                 }
             }
             went[slot as usize] = Some((first + way) as u32);

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::Output;
 use crate::durability::{self, DataFolder, Progress};
+use crate::engine::Lsn;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -56,7 +57,7 @@ fn verify(data_dir: &Path, output: Output) -> Result<()> {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.bytes);
     };
-    let verified = durability::verify(Arc::new(folder.log()?), identity.tag(), &mut watch);
+    let verified = durability::verify(Arc::new(folder.log()?), identity.tag(), Lsn(folder.base()?.lsn), &mut watch);
     bar.finish_and_clear();
     let verified = verified.context("the log is not whole")?;
     let (progress, torn) = (verified.progress, verified.torn.as_ref().map(|cut| cut.to - cut.from));

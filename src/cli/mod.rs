@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand.
 
 mod bench;
+mod checkpoint;
 mod connect;
 mod log;
 mod plan;
@@ -37,6 +38,9 @@ enum Command {
     /// Measure pulls, pushes or training steps against a server.
     Bench(bench::Args),
     Plan(plan::Args),
+    /// Save, list, inspect, verify, restore and prune checkpoints.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Look at the log of a shard that is not running, or mend it.
     #[command(subcommand)]
     Log(log::Command),
@@ -68,6 +72,7 @@ pub fn main() -> ExitCode {
         Command::Stats(args) => block_on(stats::run(args)),
         Command::Bench(args) => bench::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Checkpoint(command) => block_on(checkpoint::run(command)),
         Command::Log(command) => log::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hotrow", &mut std::io::stdout());

@@ -22,8 +22,8 @@ Examples:
     hotrow serve
   For others too, with TLS and tokens, and at most 200 GiB of tables:
     hotrow serve --listen 0.0.0.0:7700 --tls-cert server.pem --tls-key server.key --tokens tokens.txt --memory 200GiB
-  On this host only, and nothing is lost when it ends or is killed:
-    hotrow serve --data-dir /var/lib/hotrow
+  On this host only, and nothing is lost when it ends or is killed; saved every ten minutes, so that a start is quick:
+    hotrow serve --data-dir /var/lib/hotrow --checkpoints /var/lib/hotrow-saved --checkpoint-interval-seconds 600
   The first of two shards, and what a StatefulSet of four would run (in quotes, or the shell expands the braces):
     hotrow serve --listen 10.0.0.1:7700 --shards host-a:7700,host-b:7700 --shard 0 --allow-plaintext
     hotrow serve --listen 0.0.0.0:7700 --shards 'hotrow-{0..3}.hotrow:7700' --shard auto --allow-plaintext
@@ -111,6 +111,23 @@ pub struct Args {
     /// Length of a file of the log [default: 256MiB].
     #[arg(long, env = "HOTROW_SEGMENT")]
     segment: Option<String>,
+    /// Where the state is saved: a folder that all shards can reach, or a URL such as s3://bucket/hotrow. A shard starts from
+    /// the newest checkpoint there.
+    #[arg(long, env = "HOTROW_CHECKPOINTS", value_name = "URL")]
+    checkpoints: Option<String>,
+    /// Seconds between checkpoints of the whole cluster; 0 is only when somebody asks [default: 0].
+    #[arg(long, env = "HOTROW_CHECKPOINT_INTERVAL_SECONDS")]
+    checkpoint_interval_seconds: Option<u64>,
+    /// How many complete checkpoints are kept; 0 removes none [default: 3].
+    #[arg(long, env = "HOTROW_CHECKPOINT_KEEP")]
+    checkpoint_keep: Option<usize>,
+    /// How many checkpoints of only what changed may follow one of everything [default: 10].
+    #[arg(long, env = "HOTROW_CHECKPOINT_CHAIN")]
+    checkpoint_chain: Option<u32>,
+    /// Save this shard's part when told to end [default: true].
+    #[arg(long, env = "HOTROW_CHECKPOINT_ON_DRAIN", value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    checkpoint_on_drain: Option<bool>,
     /// The certificate chain, PEM: serve TLS.
     #[arg(long, env = "HOTROW_TLS_CERT")]
     tls_cert: Option<PathBuf>,
@@ -171,6 +188,11 @@ impl Args {
         set(&mut config.durability.sync, self.sync);
         set(&mut config.durability.sync_interval_ms, self.sync_interval_ms);
         set(&mut config.durability.segment, self.segment);
+        set(&mut config.checkpoint.url, self.checkpoints);
+        set(&mut config.checkpoint.interval_seconds, self.checkpoint_interval_seconds);
+        set(&mut config.checkpoint.keep, self.checkpoint_keep);
+        set(&mut config.checkpoint.chain, self.checkpoint_chain);
+        set(&mut config.checkpoint.on_drain, self.checkpoint_on_drain);
         set(&mut config.tls.cert, self.tls_cert);
         set(&mut config.tls.key, self.tls_key);
         set(&mut config.tls.client_ca, self.tls_client_ca);

@@ -21,6 +21,7 @@
 
 mod backoff;
 mod channel;
+mod checkpoint;
 mod credentials;
 mod error;
 mod pull;

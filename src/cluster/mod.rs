@@ -2,4 +2,4 @@
 
 mod topology;
 
-pub use topology::{Topology, ordinal_of};
+pub use topology::{Topology, even_share, ordinal_of};

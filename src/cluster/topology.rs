@@ -21,9 +21,9 @@ impl Topology {
         if shards.is_empty() || shards.len() > partitions as usize {
             return Err(format!("{} shards cannot share {partitions} partitions: use 1 to {partitions}", shards.len()));
         }
-        let count = shards.len() as u64;
-        let shard_of = |p: u32| (u64::from(p) * count / u64::from(partitions)) as u32;
-        Ok(Topology::new(cluster, shards, (0..partitions).map(shard_of).collect()))
+        let count = shards.len() as u32;
+        let shards_of = (0..partitions).map(|p| even_shard(p, partitions, count)).collect();
+        Ok(Topology::new(cluster, shards, shards_of))
     }
 
     /// A topology with the version that belongs to it.
@@ -59,6 +59,16 @@ impl Topology {
         }
         Ok((first..=last).map(|n| format!("{before}{n}{after}")).collect())
     }
+}
+
+/// The shard of a partition, where shards have ranges of even size.
+fn even_shard(partition: u32, partitions: u32, shards: u32) -> u32 {
+    (u64::from(partition) * u64::from(shards) / u64::from(partitions)) as u32
+}
+
+/// The partitions of a shard, where shards have ranges of even size.
+pub fn even_share(partitions: u32, shards: u32, shard: u32) -> Vec<u32> {
+    (0..partitions).filter(|&p| even_shard(p, partitions, shards) == shard).collect()
 }
 
 /// The ordinal at the end of a StatefulSet pod's name: 3 of `hotrow-3`.

@@ -1,14 +1,18 @@
 //! A shard's data folder: whose it is, and that nobody else works in it.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::disk::LocalFolder;
+use super::checkpoint::ClusterIdentity;
+use super::disk::{Disk as _, LocalFolder};
+use super::replay::remove_segments;
+use crate::table::CacheBudget;
 
 /// Whose data it is. All of it stays the same for the folder's whole life.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +31,11 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The cluster that it belongs to.
+    pub fn cluster(&self) -> ClusterIdentity {
+        ClusterIdentity { name: self.cluster.clone(), partitions: self.partitions, seed: self.seed }
+    }
+
     /// What stands in the log, so that a segment in the wrong folder is noticed.
     pub fn tag(&self) -> u64 {
         let text = format!("{}/{} of {}/{}/{}", self.cluster, self.shard, self.shards, self.partitions, self.seed);
@@ -40,72 +49,102 @@ pub struct DataFolder {
     _lock: File,
 }
 
+/// Where a shard's log goes on from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    /// The checkpoints that hold the state before the log; of several the newest for each partition. None: it began empty.
+    pub checkpoints: Vec<u64>,
+    /// The last change in them.
+    pub lsn: u64,
+    /// Caches whose size is to differ from the one in the checkpoint.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub caches: BTreeMap<String, String>,
+}
+
+impl Base {
+    /// The sizes of caches that are to differ.
+    pub fn caches(&self) -> Result<BTreeMap<String, CacheBudget>> {
+        let parsed = |(table, size): (&String, &String)| {
+            let cache = size.parse().map_err(|e| anyhow!("the cache of '{table}' in {BASE}: {e}"))?;
+            Ok((table.clone(), cache))
+        };
+        self.caches.iter().map(parsed).collect()
+    }
+}
+
 const IDENTITY: &str = "identity.toml";
+const BASE: &str = "base.toml";
 
 impl DataFolder {
-    /// Locks a folder, made where it does not exist, and makes sure that it is this shard's.
-    pub fn open(path: &Path, identity: &Identity) -> Result<DataFolder> {
+    /// Locks a folder, made where it does not exist, whoever's it is.
+    pub fn lock(path: &Path) -> Result<DataFolder> {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {} (--data-dir)", path.display()))?;
         let lock_path = path.join("LOCK");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
         let lock = lock.with_context(|| format!("cannot open {}", lock_path.display()))?;
         match lock.try_lock() {
-            Ok(()) => {}
+            Ok(()) => Ok(DataFolder { path: path.into(), _lock: lock }),
             Err(TryLockError::WouldBlock) => bail!(
                 "{} is in use by another process: end that one first, or give this one a --data-dir of its own",
                 path.display()
             ),
             Err(TryLockError::Error(error)) => bail!("cannot lock {}: {error}", lock_path.display()),
         }
-        let folder = DataFolder { path: path.into(), _lock: lock };
-        folder.check(identity)?;
-        Ok(folder)
     }
 
-    /// Locks a folder that exists, whoever's it is.
+    /// Locks a folder that a shard has worked in.
     pub fn existing(path: &Path) -> Result<(DataFolder, Identity)> {
-        let file = path.join(IDENTITY);
-        let text = std::fs::read_to_string(&file)
-            .with_context(|| format!("cannot read {}: is {} a shard's data folder?", file.display(), path.display()))?;
-        let identity = toml::from_str(&text).with_context(|| format!("{} cannot be read", file.display()))?;
-        Ok((DataFolder::open(path, &identity)?, identity))
+        let none = || format!("{} is not a shard's data folder: there is no {IDENTITY} in it", path.display());
+        if !path.join(IDENTITY).exists() {
+            bail!(none());
+        }
+        let folder = DataFolder::lock(path)?;
+        let identity = folder.identity()?.with_context(none)?;
+        Ok((folder, identity))
     }
 
-    fn check(&self, identity: &Identity) -> Result<()> {
-        let path = self.path.join(IDENTITY);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return self.write(identity),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let found: Identity = toml::from_str(&text).with_context(|| format!("{} cannot be read", path.display()))?;
-        if found != *identity {
-            bail!(
-                "{} belongs to shard {} of {} of cluster '{}' ({} partitions, seed {}), and this is shard {} of {} \
-                 of '{}' ({} partitions, seed {}): give each shard a --data-dir of its own, and keep partitions, \
-                 seed and the list of shards as they were",
-                self.path.display(),
-                found.shard,
-                found.shards,
-                found.cluster,
-                found.partitions,
-                found.seed,
-                identity.shard,
-                identity.shards,
-                identity.cluster,
-                identity.partitions,
-                identity.seed,
-            );
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whose it is; `None` for a fresh one.
+    pub fn identity(&self) -> Result<Option<Identity>> {
+        self.read(IDENTITY)
+    }
+
+    /// Makes it a shard's. Until this returns it is as it was before.
+    pub fn claim(&self, identity: &Identity, base: &Base) -> Result<()> {
+        self.set_base(base)?;
+        self.write(IDENTITY, &toml::to_string(identity)?)
+    }
+
+    /// Where its log goes on from.
+    pub fn base(&self) -> Result<Base> {
+        Ok(self.read(BASE)?.unwrap_or_default())
+    }
+
+    /// Its log goes on from these checkpoints.
+    pub fn set_base(&self, base: &Base) -> Result<()> {
+        self.write(BASE, &toml::to_string(base)?)
+    }
+
+    fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let path = self.path.join(name);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(toml::from_str(&text).with_context(|| format!("{} cannot be read", path.display()))?)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
-        Ok(())
     }
 
     /// Written aside, synced and renamed: it is there as a whole or not at all.
-    fn write(&self, identity: &Identity) -> Result<()> {
-        let (aside, path) = (self.path.join("identity.new"), self.path.join(IDENTITY));
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let (aside, path) = (self.path.join(format!("{name}.new")), self.path.join(name));
         let written = || -> std::io::Result<()> {
             let mut file = File::create(&aside)?;
-            file.write_all(toml::to_string(identity).map_err(std::io::Error::other)?.as_bytes())?;
+            file.write_all(text.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&aside, &path)?;
             File::open(&self.path)?.sync_all()
@@ -120,5 +159,26 @@ impl DataFolder {
         // The folder's own name must stay too.
         File::open(&self.path).and_then(|folder| folder.sync_all()).context("cannot sync the data folder")?;
         Ok(folder)
+    }
+
+    /// Whether there is anything in the log's folder.
+    pub fn has_log(&self) -> Result<bool> {
+        Ok(!self.log()?.list().context("cannot list the log")?.is_empty())
+    }
+
+    /// Takes the log out of use and keeps it. Returns where.
+    pub fn set_log_aside(&self) -> Result<PathBuf> {
+        let names = (1..).map(|n| self.path.join(format!("log.{n}.discarded")));
+        let aside = names.into_iter().find(|path| !path.exists()).context("there is no end of names")?;
+        let moved = std::fs::rename(self.path.join("log"), &aside).and_then(|()| File::open(&self.path)?.sync_all());
+        moved.with_context(|| format!("cannot move the log to {}", aside.display()))?;
+        Ok(aside)
+    }
+
+    /// Removes every segment of the log, because a checkpoint has it all.
+    pub fn empty_log(&self) -> Result<()> {
+        remove_segments(&self.log()?, |_, _| true)
+            .map(drop)
+            .with_context(|| format!("cannot empty the log in {}", self.path.display()))
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::disk::{Disk, DiskFile};
 use super::group::{FORMAT, GROUP_HEAD, GroupHead, SEGMENT_HEAD, SegmentHead, segment_name};
 use super::record;
+use super::replay::remove_segments;
 use crate::engine::{LogHook, Lsn};
 use crate::numeric::NUMERICS_VERSION;
 
@@ -99,6 +100,7 @@ struct Shared {
 pub struct Log {
     shared: Arc<Shared>,
     options: LogOptions,
+    disk: Arc<dyn Disk>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -135,6 +137,7 @@ impl Log {
             syncs: AtomicU64::new(0),
             disk_bytes: AtomicU64::new(end.disk_bytes),
         });
+        let disk = Arc::clone(&end.disk);
         let mut writer = Writer { shared: Arc::clone(&shared), end, options, unsynced: None };
         let run = move || {
             if let Err(error) = writer.run() {
@@ -142,7 +145,7 @@ impl Log {
             }
         };
         let writer = std::thread::Builder::new().name("hotrow-log".into()).spawn(run)?;
-        Ok(Log { shared, options, writer: Mutex::new(Some(writer)) })
+        Ok(Log { shared, options, disk, writer: Mutex::new(Some(writer)) })
     }
 
     /// What the engine hands its changes to.
@@ -247,6 +250,19 @@ impl Log {
             // A writer that has panicked has nothing left to write.
             let _ = writer.join();
         }
+    }
+
+    /// Removes the segments that hold nothing after `lsn`: a checkpoint has it. The one that is written to stays; after
+    /// [`Log::close`] it goes too, if it holds nothing else.
+    pub fn forget(&self, lsn: Lsn) -> io::Result<()> {
+        let open = self.writer.lock().is_some();
+        let last = self.shared.waiting.lock().last;
+        let bytes = remove_segments(&*self.disk, |_, next| match next {
+            Some(next) => next.0 <= lsn.0 + 1,
+            None => !open && last <= lsn,
+        })?;
+        self.shared.disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// What it has done.

@@ -10,12 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use super::folder::{DataFolder, Identity};
 use super::group::segment_first;
 use super::replay::{LogError, verify};
+use crate::engine::Lsn;
 
 /// Cuts a damaged log off before change `from`, which must be where the damage is. What is cut is kept beside the log,
 /// in files that end in `.cut`; returns those.
 pub fn cut(folder: &DataFolder, identity: &Identity, from: u64) -> Result<Vec<PathBuf>> {
     let log = folder.log()?;
-    let (path, offset) = match verify(Arc::new(log), identity.tag(), &mut |_| {}) {
+    let (path, offset) = match verify(Arc::new(log), identity.tag(), Lsn(folder.base()?.lsn), &mut |_| {}) {
         Ok(verified) => bail!("the log is whole up to change {}: there is nothing to cut", verified.last.0),
         Err(LogError::Damaged { path, offset, lsn, .. }) if lsn == from => (path, offset),
         Err(LogError::Missing { path, expected, .. }) if expected == from => (path, 0),

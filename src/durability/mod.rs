@@ -4,6 +4,7 @@
 //! applies them again and is bit for bit what it was. This room knows the engine; `disk.rs` is all it knows of the
 //! outside, so that tests can stand in for a disk that loses power.
 
+pub mod checkpoint;
 mod disk;
 mod folder;
 mod group;
@@ -13,7 +14,7 @@ mod record;
 mod replay;
 
 pub use self::disk::{Disk, DiskFile, LocalFolder};
-pub use self::folder::{DataFolder, Identity};
+pub use self::folder::{Base, DataFolder, Identity};
 pub use self::log::{Log, LogOptions, LogStats, SyncPolicy};
 pub use self::mend::cut;
 pub use self::replay::{Cut, LogError, Progress, Recovered, Verified, recover, verify};

@@ -59,7 +59,7 @@ pub enum LogError {
     /// Another version has written it.
     #[error(
         "{}: written with {what} {theirs}, this program has {ours}: replay would give other bits. Start the version that \
-         wrote it", path.display()
+         wrote it and drain it, with --checkpoints: it ends with a checkpoint, and nothing is left to replay", path.display()
     )]
     Version {
         /// The segment.
@@ -134,15 +134,42 @@ pub fn recover(
     apply: &mut dyn FnMut(&Change<'_>) -> Result<Lsn>,
     watch: &mut dyn FnMut(Progress),
 ) -> std::result::Result<Recovered, LogError> {
+    // A process that ended between its checkpoint and this has left them there.
+    at(remove_segments(&*disk, |_, next| next.is_some_and(|next| next.0 <= after.0 + 1)), &disk.path())?;
     let mut replay = Replay::new(disk, identity, after);
     replay.mends = true;
     replay.run(apply, watch)?;
     let last = replay.next.map_or(after, |next| Lsn(next.0 - 1));
-    let disk_bytes = replay.progress.total_bytes - replay.cut.as_ref().map_or(0, |cut| cut.to - cut.from);
     let path = replay.disk.path();
-    let end = End { disk: replay.disk, segment: replay.last, identity, last, seal: replay.seal, disk_bytes };
+    let disk_bytes = replay.progress.total_bytes - replay.cut.as_ref().map_or(0, |cut| cut.to - cut.from);
+    let mut end = End { disk: replay.disk, segment: replay.last, identity, last, seal: replay.seal, disk_bytes };
+    if last < after {
+        // A loss of power took changes that the checkpoint has. The next segment begins behind the checkpoint.
+        at(remove_segments(&*end.disk, |_, _| true), &path)?;
+        end = End { segment: None, last: after, seal: 0, disk_bytes: 0, ..end };
+    }
     let log = at(Log::start(end, options), &path)?;
     Ok(Recovered { log, progress: replay.progress, cut: replay.cut })
+}
+
+/// Removes the segments that `gone` picks by their first change and the first change after them, `None` for the last.
+/// Returns the bytes that they had.
+pub(super) fn remove_segments(disk: &dyn Disk, gone: impl Fn(Lsn, Option<Lsn>) -> bool) -> io::Result<u64> {
+    let mut names: Vec<(Lsn, String)> =
+        disk.list()?.into_iter().filter_map(|name| Some((segment_first(&name)?, name))).collect();
+    names.sort_unstable();
+    let mut bytes = 0;
+    // The oldest first: what is left is a log without a gap, whenever this is cut short.
+    for (i, (first, name)) in names.iter().enumerate() {
+        if gone(*first, names.get(i + 1).map(|(next, _)| *next)) {
+            bytes += disk.open(name)?.length()?;
+            disk.remove(name)?;
+        }
+    }
+    if bytes > 0 {
+        disk.sync_names()?;
+    }
+    Ok(bytes)
 }
 
 /// What a log holds.
@@ -156,20 +183,21 @@ pub struct Verified {
     pub torn: Option<Cut>,
 }
 
-/// Reads a log and changes nothing.
+/// Reads a log, which goes on after the change `after`, and changes nothing.
 pub fn verify(
     disk: Arc<dyn Disk>,
     identity: u64,
+    after: Lsn,
     watch: &mut dyn FnMut(Progress),
 ) -> std::result::Result<Verified, LogError> {
-    let mut replay = Replay::new(disk, identity, Lsn(0));
-    let mut next = Lsn(0);
+    let mut replay = Replay::new(disk, identity, after);
+    let mut next = after;
     let mut count = |_: &Change<'_>| {
         next = Lsn(next.0 + 1);
         Ok(next)
     };
     replay.run(&mut count, watch)?;
-    let last = replay.next.map_or(Lsn(0), |next| Lsn(next.0 - 1));
+    let last = replay.next.map_or(after, |next| Lsn(next.0 - 1));
     Ok(Verified { progress: replay.progress, last, torn: replay.cut })
 }
 
@@ -225,7 +253,11 @@ impl Replay {
         apply: &mut dyn FnMut(&Change<'_>) -> Result<Lsn>,
         watch: &mut dyn FnMut(Progress),
     ) -> std::result::Result<(), LogError> {
-        let names = self.segments()?;
+        let mut names = self.segments()?;
+        // What a checkpoint covers whole is not read: another version may have written it.
+        let next: Vec<Lsn> = names.iter().skip(1).map(|(first, _)| *first).collect();
+        let covered = next.iter().take_while(|first| first.0 <= self.after.0 + 1).count();
+        names.drain(..covered);
         for (_, name) in &names {
             let file = self.open(name)?;
             self.progress.total_bytes += at(file.length(), &self.path(name))?;

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Topology, ordinal_of};
 use crate::durability::{LogOptions, SyncPolicy};
 use crate::engine::EngineConfig;
-use crate::table::{CacheBudget, TableSpec, parse_bytes};
+use crate::table::parse_bytes;
+
+pub use crate::table::TableConfig;
 
 /// The reference configuration: every key, its default, and what it is for.
 pub const REFERENCE: &str = include_str!("../../deploy/hotrow.toml");
@@ -26,6 +28,8 @@ pub struct Config {
     pub cluster: ClusterSection,
     /// The log of changes.
     pub durability: DurabilitySection,
+    /// Saved states.
+    pub checkpoint: CheckpointSection,
     /// Certificates.
     pub tls: TlsSection,
     /// Tokens.
@@ -137,6 +141,22 @@ impl DurabilitySection {
     }
 }
 
+/// Saved states.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointSection {
+    /// A folder or a URL that all shards can reach; empty is none.
+    pub url: String,
+    /// How often the whole cluster is saved; 0 is only when somebody asks.
+    pub interval_seconds: u64,
+    /// How many complete ones are kept; 0 removes none.
+    pub keep: usize,
+    /// How many that hold only what changed may follow one that holds all.
+    pub chain: u32,
+    /// Whether a shard that is told to end saves its part first.
+    pub on_drain: bool,
+}
+
 /// Certificates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -165,115 +185,6 @@ pub struct LogSection {
     pub level: String,
     /// `text` or `json`.
     pub format: String,
-}
-
-/// A table in words.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TableConfig {
-    /// Its name.
-    pub name: String,
-    /// Numbers in a row.
-    pub dim: usize,
-    /// Rows of a dense table; absent for a hashed one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rows: Option<u64>,
-    /// f32, f16, bf16, int8, int4 or int2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub precision: Option<String>,
-    /// symmetric or affine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quantizer: Option<String>,
-    /// stochastic or nearest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rounding: Option<String>,
-    /// Such as `rowwise_adagrad` or `adam:beta1=0.9`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub optimizer: Option<String>,
-    /// The learning rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub learning_rate: Option<f32>,
-    /// The weight decay.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<f32>,
-    /// The largest norm of a row's gradient.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f32>,
-    /// f32 or bf16.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state_precision: Option<String>,
-    /// Such as `uniform:-0.1,0.1`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initializer: Option<String>,
-    /// Such as `5%`, `100000rows` or `2GiB`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<String>,
-    /// lru or lfu.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<String>,
-}
-
-impl TableConfig {
-    /// The spec that it describes.
-    pub fn spec(&self) -> Result<TableSpec, String> {
-        let parsed = || -> Result<TableSpec, String> {
-            let mut spec = match self.rows {
-                Some(rows) => TableSpec::dense(&self.name, rows, self.dim),
-                None => TableSpec::hashed(&self.name, self.dim),
-            };
-            if let Some(precision) = &self.precision {
-                spec = spec.precision(precision.parse()?);
-            }
-            if let Some(word) = &self.quantizer {
-                spec.quantizer = word.parse()?;
-            }
-            if let Some(word) = &self.rounding {
-                spec.rounding = word.parse()?;
-            }
-            if let Some(word) = &self.optimizer {
-                spec.optimizer = word.parse()?;
-            }
-            if let Some(word) = &self.state_precision {
-                spec.state_precision = word.parse()?;
-            }
-            if let Some(word) = &self.initializer {
-                spec.initializer = word.parse()?;
-            }
-            if let Some(word) = &self.cache {
-                spec.cache = word.parse::<CacheBudget>()?;
-            }
-            if let Some(word) = &self.policy {
-                spec.policy = word.parse()?;
-            }
-            spec.learning_rate = self.learning_rate.unwrap_or(spec.learning_rate);
-            spec.weight_decay = self.weight_decay.unwrap_or(spec.weight_decay);
-            spec.clip_norm = self.clip_norm;
-            Ok(spec)
-        };
-        let spec = parsed().map_err(|reason| format!("table '{}': {reason}", self.name))?;
-        spec.footprint().map_err(|e| e.to_string())?;
-        Ok(spec)
-    }
-
-    /// A spec in words, everything written out.
-    pub fn of(spec: &TableSpec) -> TableConfig {
-        TableConfig {
-            name: spec.name.clone(),
-            dim: spec.dim,
-            rows: spec.rows(),
-            precision: Some(spec.precision.to_string()),
-            quantizer: Some(spec.quantizer.to_string()),
-            rounding: Some(spec.rounding.to_string()),
-            optimizer: Some(spec.optimizer.to_string()),
-            learning_rate: Some(spec.learning_rate),
-            weight_decay: Some(spec.weight_decay),
-            clip_norm: spec.clip_norm,
-            state_precision: Some(spec.state_precision.to_string()),
-            initializer: Some(spec.initializer.to_string()),
-            cache: Some(spec.cache.to_string()),
-            policy: Some(spec.policy.to_string()),
-        }
-    }
 }
 
 impl Default for Config {
@@ -377,6 +288,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::TableSpec;
 
     #[test]
     fn the_reference_parses_and_is_sound() {

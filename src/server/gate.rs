@@ -154,7 +154,7 @@ where
 
 /// A method's name for metrics. Only methods that exist have one, so that callers cannot make up labels.
 fn method_label(path: &str) -> &'static str {
-    const METHODS: [&str; 20] = [
+    const METHODS: [&str; 23] = [
         "hotrow.v1.Data/Pull",
         "hotrow.v1.Data/Push",
         "hotrow.v1.Data/Touch",
@@ -174,6 +174,9 @@ fn method_label(path: &str) -> &'static str {
         "hotrow.v1.Admin/RemoveRows",
         "hotrow.v1.Admin/ScanKeys",
         "hotrow.v1.Admin/InspectRow",
+        "hotrow.v1.Checkpoints/Save",
+        "hotrow.v1.Checkpoints/SaveShard",
+        "hotrow.v1.Checkpoints/SettleShard",
         "grpc.health.v1.Health/Check",
     ];
     let path = path.trim_start_matches('/');

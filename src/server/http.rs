@@ -8,8 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::shard::Shard;
-use crate::durability::Progress;
+use super::shard::{Recovering, Shard};
 
 /// The routes of a shard.
 pub fn routes(shard: Arc<Shard>) -> Router {
@@ -33,9 +32,13 @@ async fn metrics(State(shard): State<Arc<Shard>>) -> Response {
 async fn ready(State(shard): State<Arc<Shard>>) -> (StatusCode, String) {
     let recovering = *shard.recovering.lock();
     match (recovering, *shard.draining.borrow()) {
-        (Some(Progress { bytes, total_bytes, changes }), _) => {
-            let text =
-                format!("recovering: {changes} changes applied, {bytes} of {total_bytes} bytes of the log read\n");
+        (Some(Recovering { log, bytes, total_bytes, changes }), _) => {
+            let text = match log {
+                false => format!("recovering: {bytes} of {total_bytes} bytes of the checkpoint read\n"),
+                true => {
+                    format!("recovering: {changes} changes applied, {bytes} of {total_bytes} bytes of the log read\n")
+                }
+            };
             (StatusCode::SERVICE_UNAVAILABLE, text)
         }
         (None, false) => (StatusCode::OK, "ready\n".into()),

@@ -7,6 +7,7 @@
 mod admin;
 mod auth;
 mod buffers;
+mod checkpoints;
 pub mod config;
 mod data;
 mod gate;
@@ -35,6 +36,7 @@ use tokio::task::JoinHandle;
 
 use self::admin::AdminService;
 use self::auth::Tokens;
+use self::checkpoints::{Checkpoints, CheckpointsService};
 use self::config::Config;
 use self::data::DataService;
 use self::gate::GateLayer;
@@ -46,6 +48,7 @@ use crate::client::Credentials;
 use crate::engine::Engine;
 use crate::proto;
 use crate::proto::admin_server::AdminServer;
+use crate::proto::checkpoints_server::CheckpointsServer;
 use crate::proto::tables_server::TablesServer;
 use crate::table::parse_bytes;
 
@@ -86,7 +89,7 @@ impl Server {
         let mut engine = config.engine_config(&topology, number).map_err(|e| anyhow!(e))?;
         // What was applied once is applied again, whatever the budget is now; it is set after that.
         let memory_budget = engine.memory_budget.take();
-        let engine = Engine::new(engine)?;
+        let engine = Arc::new(Engine::new(engine)?);
         let bytes = |text: &str| parse_bytes(text).map_err(|e| anyhow!(e));
         let shard = Arc::new(Shard {
             engine,
@@ -105,6 +108,7 @@ impl Server {
             memory_budget,
             log: OnceLock::new(),
             data_folder: OnceLock::new(),
+            checkpoints: Checkpoints::open(&config)?,
             recovering: Mutex::new(None),
             cut_bytes: AtomicU64::new(0),
             draining: watch::Sender::new(false),
@@ -149,6 +153,7 @@ impl Server {
         }
         let serving = tokio::spawn(serve_grpc(Arc::clone(&shard), tokens, listeners));
         tokio::spawn(expire(Arc::clone(&shard)));
+        tokio::spawn(checkpoints::save_regularly(Arc::clone(&shard)));
         let drain_time = Duration::from_secs(config.server.drain_seconds);
         Ok(Server { shard, address, http, serving, drain_time, unix: config.server.unix })
     }
@@ -204,11 +209,17 @@ impl Server {
                 Err(anyhow!("requests were still under way after {seconds} s (server.drain_seconds)"))
             }
         };
+        let saved = checkpoints::save_at_end(&self.shard).await;
         let shard = Arc::clone(&self.shard);
         tokio::task::spawn_blocking(move || shard.log.get().inspect(|log| log.close()).is_some()).await?;
+        let ended = ended.and(saved);
+        if let (Ok(true), Some(log)) = (&ended, self.shard.log.get()) {
+            // The checkpoint has everything: the next start has nothing to replay, whatever version it is of.
+            log.forget(self.shard.engine.last_lsn())?;
+        }
         // The process may end before the listener's own task runs again. No path is no file.
         let _ = std::fs::remove_file(&self.unix);
-        ended
+        ended.map(drop)
     }
 }
 
@@ -244,7 +255,7 @@ async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<SocketAddr> {
 
 async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, listeners: Listeners) -> Result<()> {
     let (mut health, health_service) = tonic_health::server::health_reporter();
-    let names = ["", "hotrow.v1.Data", "hotrow.v1.Tables", "hotrow.v1.Admin"];
+    let names = ["", "hotrow.v1.Data", "hotrow.v1.Tables", "hotrow.v1.Admin", "hotrow.v1.Checkpoints"];
     for name in names {
         health.set_service_status(name, tonic_health::ServingStatus::Serving).await;
     }
@@ -276,6 +287,7 @@ async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, li
         .add_service(DataService::new(Arc::clone(&shard)))
         .add_service(TablesServer::new(TablesService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
         .add_service(AdminServer::new(AdminService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
+        .add_service(CheckpointsServer::new(CheckpointsService { shard: Arc::clone(&shard) }))
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)

@@ -10,18 +10,32 @@ use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
 use super::buffers::Buffers;
+use super::checkpoints::Checkpoints;
 use super::metrics::Metrics;
 use super::status;
 use crate::client::Credentials;
 use crate::cluster::Topology;
-use crate::durability::{DataFolder, Log, Progress};
+use crate::durability::{DataFolder, Log};
 use crate::engine::{ClientId, Engine, Lsn};
 use crate::error::Error;
+
+/// How far a start is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recovering {
+    /// Whether the log is read, and not yet the checkpoint.
+    pub log: bool,
+    /// Bytes read, of `total_bytes`.
+    pub bytes: u64,
+    /// Bytes to read.
+    pub total_bytes: u64,
+    /// Changes of the log applied.
+    pub changes: u64,
+}
 
 /// One shard of a cluster.
 pub struct Shard {
     /// Its tables.
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
     /// Who owns which partition.
     pub topology: Topology,
     /// Which shard this is.
@@ -52,8 +66,10 @@ pub struct Shard {
     pub log: OnceLock<Log>,
     /// Where the log is; nobody else may use it meanwhile.
     pub data_folder: OnceLock<DataFolder>,
+    /// Where its state is saved; `None` where it is not.
+    pub checkpoints: Option<Checkpoints>,
     /// How far the replay is, while there is one.
-    pub recovering: Mutex<Option<Progress>>,
+    pub recovering: Mutex<Option<Recovering>>,
     /// Bytes cut off the log's end at the start, because they were never a whole group.
     pub cut_bytes: AtomicU64,
     /// True when this shard is ending.

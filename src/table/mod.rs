@@ -3,6 +3,7 @@
 //! A part is its low-precision rows (`rows.rs`), the index from key to row (`index.rs`) and the directory of its
 //! hot cache. This room knows the cache and arithmetic; it knows nothing of requests, locks or order.
 
+mod config;
 mod index;
 mod initializer;
 mod optimizer;
@@ -12,6 +13,7 @@ mod saving;
 mod spec;
 mod text;
 
+pub use config::TableConfig;
 pub use initializer::{Initial, Initializer};
 pub use optimizer::Optimizer;
 pub use part::{PartCounts, PartView, TablePart};

@@ -133,7 +133,7 @@ fn what_is_behind_a_missing_segment_can_be_given_up() {
     for missing in 0..3 {
         let dir = tempfile::tempdir().unwrap();
         let identity = Identity { cluster: "c".into(), shard: 0, shards: 1, partitions: 4, seed: 7 };
-        let folder = DataFolder::open(dir.path(), &identity).unwrap();
+        let folder = DataFolder::lock(dir.path()).unwrap();
         let start = || {
             let engine = engine(4, 1);
             let mut apply = |change: &Change<'_>| engine.apply(change);
@@ -156,7 +156,7 @@ fn what_is_behind_a_missing_segment_can_be_given_up() {
         std::fs::remove_file(&files[missing]).unwrap();
 
         let Err(LogError::Missing { expected, .. }) = start() else { panic!("a segment is missing") };
-        let looked = durability::verify(Arc::new(folder.log().unwrap()), identity.tag(), &mut |_| {});
+        let looked = durability::verify(Arc::new(folder.log().unwrap()), identity.tag(), Lsn(0), &mut |_| {});
         assert!(matches!(looked, Err(LogError::Missing { .. })), "verify says what a start says");
         assert!(durability::cut(&folder, &identity, expected + 1).is_err(), "only what is named is given up");
         let kept = durability::cut(&folder, &identity, expected).unwrap();

@@ -1,0 +1,160 @@
+//! Where checkpoints are: a folder, or an object store by URL.
+
+use std::collections::BTreeMap;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload, WriteMultipart};
+use url::Url;
+
+use super::manifest::{MANIFEST, Manifest, sequence_of};
+
+/// Data that no manifest names is only taken for left over when it is older than this: it may be about to get one.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// The place of all checkpoints of a cluster.
+#[derive(Clone)]
+pub struct CheckpointStore {
+    store: Arc<dyn ObjectStore>,
+    url: String,
+}
+
+impl CheckpointStore {
+    /// A folder by its path, or a place by its URL: `file:///path`, `s3://bucket/path`, ... Credentials and endpoints come
+    /// from the environment, as they do for the tools of those clouds (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
+    pub fn open(url: &str) -> Result<CheckpointStore> {
+        let opened = || -> Result<Arc<dyn ObjectStore>> {
+            let folder = match Url::parse(url) {
+                Ok(url) if url.scheme() == "file" => {
+                    Some(url.to_file_path().map_err(|()| anyhow::anyhow!("file URLs are like file:///path"))?)
+                }
+                Ok(_) => None,
+                Err(_) => Some(FilePath::new(url).to_path_buf()),
+            };
+            if let Some(folder) = folder {
+                std::fs::create_dir_all(&folder)?;
+                // A checkpoint lets parts of the log go, so it has to outlive a loss of power.
+                return Ok(Arc::new(LocalFileSystem::new_with_prefix(folder)?.with_fsync(true)));
+            }
+            // Ends as an error where another part of the program has chosen one; then that one is used.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            // Variables that are not valid text name nothing that is asked for.
+            let settings =
+                std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            let (store, path) = object_store::parse_url_opts(&Url::parse(url)?, settings)?;
+            Ok(Arc::new(PrefixStore::new(store, path)))
+        };
+        ensure!(!url.is_empty(), "there is no place for checkpoints: give --checkpoints a folder or a URL");
+        let store = opened().with_context(|| format!("cannot open {url} (--checkpoints)"))?;
+        Ok(CheckpointStore { store, url: url.into() })
+    }
+
+    /// A place that somebody else has opened.
+    pub fn new(store: Arc<dyn ObjectStore>, url: &str) -> CheckpointStore {
+        CheckpointStore { store, url: url.into() }
+    }
+
+    /// Where it is.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// All checkpoints, by number, that have a manifest. One that cannot be read stands there with the reason.
+    pub async fn list(&self) -> Result<BTreeMap<u64, Result<Manifest>>> {
+        let listed = self.store.list_with_delimiter(None).await.with_context(|| format!("cannot list {}", self.url))?;
+        let mut manifests = BTreeMap::new();
+        for folder in listed.common_prefixes {
+            let Some(sequence) = folder.filename().and_then(sequence_of) else { continue };
+            if let Some(manifest) = self.find(sequence).await.transpose() {
+                manifests.insert(sequence, manifest);
+            }
+        }
+        Ok(manifests)
+    }
+
+    /// A number that no checkpoint has, and none that was begun.
+    pub async fn next_sequence(&self) -> Result<u64> {
+        let listed = self.store.list_with_delimiter(None).await.with_context(|| format!("cannot list {}", self.url))?;
+        let numbers = listed.common_prefixes.iter().filter_map(|folder| folder.filename().and_then(sequence_of));
+        Ok(numbers.max().unwrap_or(0) + 1)
+    }
+
+    /// A checkpoint's manifest, if it has one.
+    pub async fn find(&self, sequence: u64) -> Result<Option<Manifest>> {
+        let path = format!("{}/{MANIFEST}", super::manifest::folder(sequence));
+        let text = match self.store.get(&Path::from(path.as_str())).await {
+            Ok(found) => found.bytes().await.with_context(|| self.place(&path))?,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error).with_context(|| self.place(&path)),
+        };
+        let manifest = Manifest::decode(&text).with_context(|| self.place(&path))?;
+        ensure!(manifest.sequence == sequence, "{}: it is the manifest of {}", self.place(&path), manifest.sequence);
+        Ok(Some(manifest))
+    }
+
+    /// A checkpoint's manifest, which must be there.
+    pub async fn get(&self, sequence: u64) -> Result<Manifest> {
+        match self.find(sequence).await? {
+            Some(manifest) => Ok(manifest),
+            None => bail!("there is no checkpoint {sequence} in {}: see hotrow checkpoint list", self.url),
+        }
+    }
+
+    /// Writes a manifest, which makes the checkpoint. `false` if there is one of this number already.
+    pub async fn put(&self, manifest: &Manifest) -> Result<bool> {
+        let (path, text) = (manifest.path(), manifest.encode()?);
+        match self.store.put_opts(&Path::from(path.as_str()), PutPayload::from(text), PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(error).with_context(|| self.place(&path)),
+        }
+    }
+
+    /// Starts to write a file, in parts of `part` bytes.
+    pub(super) async fn upload(&self, path: &str, part: usize) -> Result<WriteMultipart> {
+        let upload = self.store.put_multipart(&Path::from(path)).await.with_context(|| self.place(path))?;
+        Ok(WriteMultipart::new_with_chunk_size(upload, part))
+    }
+
+    /// Bytes of a file, as they come.
+    pub(super) async fn read(
+        &self,
+        path: &str,
+        range: std::ops::Range<u64>,
+    ) -> Result<impl futures_util::Stream<Item = Result<Bytes>> + Unpin + Send + use<>> {
+        let options = GetOptions { range: Some(range.into()), ..GetOptions::default() };
+        let place = self.place(path);
+        let found = self.store.get_opts(&Path::from(path), options).await.with_context(|| place.clone())?;
+        Ok(found.into_stream().map_err(move |e| anyhow::Error::new(e).context(place.clone())))
+    }
+
+    /// Removes a file. One that is not there is fine.
+    pub(super) async fn remove(&self, path: &str) -> Result<()> {
+        match self.store.delete(&Path::from(path)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error).with_context(|| self.place(path)),
+        }
+    }
+
+    /// Files that no manifest of `kept` names and that are old enough to be left over.
+    pub(super) async fn left_over(&self, kept: &BTreeMap<u64, Manifest>) -> Result<Vec<String>> {
+        let named: Vec<&str> = kept.values().flat_map(|m| m.files.iter().map(|file| file.path.as_str())).collect();
+        let all: Vec<_> = self.store.list(None).try_collect().await?;
+        let now = std::time::SystemTime::now();
+        let old = |made: std::time::SystemTime| now.duration_since(made).is_ok_and(|age| age > LEFT_OVER_AFTER);
+        let left = all.into_iter().filter(|file| file.location.filename() != Some(MANIFEST));
+        let left = left.filter(|file| old(file.last_modified.into()) && !named.contains(&file.location.as_ref()));
+        Ok(left.map(|file| file.location.to_string()).collect())
+    }
+
+    pub(super) fn place(&self, path: &str) -> String {
+        format!("{}/{path}", self.url.trim_end_matches('/'))
+    }
+}
