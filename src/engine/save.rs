@@ -85,6 +85,8 @@ pub struct Snapshot<'a> {
     place: usize,
     step: Step,
     since: Vec<(usize, usize, Option<Vec<u64>>)>,
+    /// Whether it was not given up.
+    done: bool,
 }
 
 /// What comes next of a partition; a table is a place in [`Snapshot::tables`].
@@ -127,7 +129,17 @@ impl Engine {
             }
         }
         let lsn = turn.last();
-        Ok(Snapshot { engine: self, lsn, tables, saved, heads, place: 0, step: Step::Partition, since: Vec::new() })
+        Ok(Snapshot {
+            engine: self,
+            lsn,
+            tables,
+            saved,
+            heads,
+            place: 0,
+            step: Step::Partition,
+            since: Vec::new(),
+            done: false,
+        })
     }
 
     /// Says whether the checkpoint of a snapshot came to something. If it did not, what had changed before it still has.
@@ -230,15 +242,14 @@ impl Snapshot<'_> {
 
     /// Ends a save that was read to its end.
     pub fn done(mut self) -> Unsettled {
+        self.done = true;
         Unsettled { since: std::mem::take(&mut self.since) }
     }
 }
 
 impl Drop for Snapshot<'_> {
     fn drop(&mut self) {
-        // Given up, unless everything was read.
-        let complete = self.place == self.engine.partitions.len();
-        if !complete {
+        if !self.done {
             let mut unsettled = Unsettled { since: std::mem::take(&mut self.since) };
             for (place, partition) in self.engine.partitions.iter().enumerate().skip(self.place) {
                 let mut partition = partition.write();

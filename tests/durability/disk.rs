@@ -103,7 +103,7 @@ impl SimDisk {
         // A directory is one thing: it is as of its last sync, or each later change of it may have made it.
         survived.names = state.synced_names.clone();
         for (name, file) in &state.names {
-            if !survived.names.contains_key(name) && random.below(2) == 0 {
+            if survived.names.get(name) != Some(file) && random.below(2) == 0 {
                 survived.names.insert(name.clone(), *file);
             }
         }
@@ -133,6 +133,17 @@ impl SimDisk {
             survived.files.insert(file, Content { synced: bytes.clone(), now: bytes, unsynced: Vec::new() });
         }
         SimDisk { state: Arc::new(Mutex::new(survived)) }
+    }
+
+    /// Gives a file another name, in one go; what had that name is gone.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if state.call()? {
+            return Err(failed());
+        }
+        let file = state.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        state.names.insert(to.into(), file);
+        Ok(())
     }
 
     /// Every byte of every file.
@@ -314,9 +325,28 @@ impl DiskFile for SimFile {
     }
 }
 
+/// Writes a file as a whole: aside, synced, renamed, and its name synced.
+pub fn write_whole(disk: &SimDisk, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let aside = format!("{name}.new");
+    // One that an earlier attempt has left.
+    if disk.list()?.contains(&aside) {
+        disk.remove(&aside)?;
+    }
+    let mut file = disk.create(&aside)?;
+    file.write_at(0, bytes)?;
+    file.sync()?;
+    disk.rename(&aside, name)?;
+    disk.sync_names()
+}
+
+/// A whole file.
+pub fn read_whole(disk: &SimDisk, name: &str) -> Option<Vec<u8>> {
+    disk.bytes().into_iter().find(|(other, _)| other == name).map(|(_, bytes)| bytes)
+}
+
 /// An engine and its log.
 pub struct Logged {
-    pub engine: hotrow::Engine,
+    pub engine: Arc<hotrow::Engine>,
     pub log: hotrow::durability::Log,
     pub cut: Option<hotrow::durability::Cut>,
     /// Changes that were applied again.
@@ -332,10 +362,20 @@ pub const OPTIONS: LogOptions = LogOptions { sync: SyncPolicy::Always, segment_b
 impl Logged {
     /// Starts from what the disk holds.
     pub fn start(disk: &SimDisk, options: LogOptions) -> Result<Logged, LogError> {
-        let engine = crate::support::changes::engine(4, 1);
+        Logged::start_after(disk, options, crate::support::changes::engine(4, 1), Lsn(0))
+    }
+
+    /// Starts from an engine that has the changes up to `after`, and what the disk holds.
+    pub fn start_after(
+        disk: &SimDisk,
+        options: LogOptions,
+        engine: hotrow::Engine,
+        after: Lsn,
+    ) -> Result<Logged, LogError> {
+        let engine = Arc::new(engine);
         let mut apply = |change: &Change<'_>| engine.apply(change);
         let disk = Arc::new(disk.clone());
-        let recovered = durability::recover(disk, IDENTITY, options, Lsn(0), &mut apply, &mut |_| {})?;
+        let recovered = durability::recover(disk, IDENTITY, options, after, &mut apply, &mut |_| {})?;
         engine.set_log(recovered.log.hook());
         Ok(Logged { engine, log: recovered.log, cut: recovered.cut, replayed: recovered.progress.changes })
     }
@@ -343,5 +383,5 @@ impl Logged {
 
 /// Waits, on this thread.
 pub fn wait<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }

@@ -1,6 +1,7 @@
-//! Nothing lost: the log against disks that lose power, fill up, fail and rot.
+//! Nothing lost: log and checkpoints against disks that lose power, fill up, fail and rot.
 
 mod disk;
+mod store;
 
 #[path = "../reference/mod.rs"]
 mod reference;
@@ -8,6 +9,7 @@ mod reference;
 mod support;
 
 mod a_flipped_bit_is_noticed;
+mod checkpoint_files;
 mod failing_disks;
 mod power_loss;
 mod replay_gives_the_same_bits;
