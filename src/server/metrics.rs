@@ -3,7 +3,7 @@
 //! Requests are counted as they happen. What the engine counts by itself is read when somebody asks. The names are
 //! listed in `docs/OPERATIONS.md`, and a test compares the two.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricT
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
 use tonic::Code;
 
+use super::checkpoints::Counts;
 use super::shard::Shard;
 use crate::durability::{Log, LogStats};
 use crate::engine::TableStats;
@@ -188,7 +189,7 @@ const TABLE_METRICS: [TableMetric; 9] = [
 /// A metric per shard: its name, its help, its type and its value.
 type ShardMetric = (&'static str, &'static str, MetricType, fn(&Shard) -> f64);
 
-const SHARD_METRICS: [ShardMetric; 15] = [
+const SHARD_METRICS: [ShardMetric; 20] = [
     ("hotrow_memory_used_bytes", "Bytes that tables have taken.", MetricType::GAUGE, |s| s.engine.memory_used() as f64),
     ("hotrow_memory_budget_bytes", "Bytes that tables may take; 0 is no limit.", MetricType::GAUGE, |s| {
         s.memory_budget.unwrap_or(0) as f64
@@ -227,7 +228,30 @@ const SHARD_METRICS: [ShardMetric; 15] = [
         MetricType::GAUGE,
         |s| s.cut_bytes.load(Ordering::Relaxed) as f64,
     ),
+    ("hotrow_checkpoint_last", "The number of the last checkpoint that has this shard.", MetricType::GAUGE, |s| {
+        checkpoints(s, |counts| &counts.sequence)
+    }),
+    (
+        "hotrow_checkpoint_last_timestamp_seconds",
+        "When that was made, since 1970; 0 before the first since the start.",
+        MetricType::GAUGE,
+        |s| checkpoints(s, |counts| &counts.made),
+    ),
+    ("hotrow_checkpoint_last_bytes", "Bytes of this shard's part of it.", MetricType::GAUGE, |s| {
+        checkpoints(s, |counts| &counts.bytes)
+    }),
+    ("hotrow_checkpoint_last_seconds", "How long this shard's part took.", MetricType::GAUGE, |s| {
+        checkpoints(s, |counts| &counts.millis) / 1000.0
+    }),
+    ("hotrow_checkpoint_failures_total", "Parts of checkpoints that came to nothing.", MetricType::COUNTER, |s| {
+        checkpoints(s, |counts| &counts.failures)
+    }),
 ];
+
+/// Zero where nothing is saved.
+fn checkpoints(shard: &Shard, count: impl Fn(&Counts) -> &AtomicU64) -> f64 {
+    shard.checkpoints.as_ref().map_or(0.0, |checkpoints| count(&checkpoints.counts).load(Ordering::Relaxed) as f64)
+}
 
 /// All zero where there is no log.
 fn log(shard: &Shard) -> LogStats {

@@ -1,13 +1,16 @@
-//! Shards are killed at any moment, under pushes of several clients, and start again from their logs: every push that was
-//! acknowledged is in, none is in twice, and the rows are what they would be had nobody been killed.
+//! Shards are killed at any moment, under pushes of several clients and while checkpoints are made, and start again: every
+//! push that was acknowledged is in, none is in twice, and the state is what it would be had nobody been killed.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hotrow::client::{Client, Options};
-use hotrow::durability::{self, DataFolder, LogOptions, SyncPolicy};
+use hotrow::durability::checkpoint::{self, CheckpointStore, ClusterIdentity, From};
+use hotrow::durability::{self, DataFolder, Identity, LocalFolder, LogOptions, SyncPolicy};
 use hotrow::{
     CacheBudget, Change, Engine, EngineConfig, Initializer, Lsn, Optimizer, Precision, Pull, Push, TableSpec,
 };
@@ -60,15 +63,52 @@ async fn train(client: Client, id: u64, seed: u64, stop: Arc<AtomicBool>) -> u64
     number
 }
 
-/// An engine that has seen all changes of a shard's log, one after the other, and was never killed.
-fn undisturbed(data_dir: &Path, owned: Vec<u32>) -> Engine {
+/// Keeps every segment of a shard's log by a second name: checkpoints let the first one go.
+fn archive(log: &Path, kept: &Path) {
+    let Ok(names) = std::fs::read_dir(log) else { return };
+    for name in names.flatten() {
+        let (from, to) = (name.path(), kept.join(name.file_name()));
+        let number = |path: &Path| std::fs::metadata(path).map(|file| file.ino()).ok();
+        // A segment that got no head before the kill is made again.
+        if number(&to).is_some() && number(&from).is_some() && number(&from) != number(&to) {
+            std::fs::remove_file(&to).unwrap();
+        }
+        // It may be gone by now, and then it was kept before.
+        let _ = std::fs::hard_link(&from, &to);
+    }
+}
+
+/// An engine that has seen all changes of a shard, one after the other, and was never killed or saved.
+fn undisturbed(identity: &Identity, kept: &Path, owned: Vec<u32>) -> Engine {
     let engine = Engine::new(EngineConfig { owned: Some(owned), threads: 1, ..EngineConfig::default() }).unwrap();
-    let (folder, identity) = DataFolder::existing(data_dir).unwrap();
     let options = LogOptions { sync: SyncPolicy::Always, segment_bytes: 1 << 30 };
     let mut apply = |change: &Change<'_>| engine.apply(change);
-    let log = Arc::new(folder.log().unwrap());
+    let log = Arc::new(LocalFolder::new(kept).unwrap());
     durability::recover(log, identity.tag(), options, Lsn(0), &mut apply, &mut |_| {}).unwrap();
     engine
+}
+
+/// What a checkpoint holds of a shard.
+async fn restored(store: &CheckpointStore, cluster: &ClusterIdentity, owned: Vec<u32>) -> Engine {
+    let engine = Engine::new(EngineConfig { owned: Some(owned.clone()), ..EngineConfig::default() }).unwrap();
+    let plan = checkpoint::plan(store, cluster, &owned, &From::Newest).await.unwrap().unwrap();
+    checkpoint::load(store, &engine, &plan, &BTreeMap::new(), &mut |_| {}).await.unwrap();
+    engine
+}
+
+/// Saves again and again until told to stop. Returns how many checkpoints were made, and how many came to nothing.
+async fn save(addresses: [String; 2], stop: Arc<AtomicBool>) -> (u32, u32) {
+    let options = Options { timeout: Duration::from_secs(2), ..Options::default() };
+    let (mut made, mut failed) = (0, 0);
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(client) = Client::connect_with(&addresses, options.clone()).await else { continue };
+        match client.save_checkpoint("", (made + failed) % 4 != 0, |_, _| {}).await {
+            Ok(_) => made += 1,
+            Err(_) => failed += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    (made, failed)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,12 +117,13 @@ async fn nothing_acknowledged_is_lost_when_shards_are_killed() {
     let mut random = Random(seed);
     let addresses = [free_address(), free_address()];
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let list = addresses.join(",");
+    let (saved, kept) = (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
+    let (list, checkpoints) = (addresses.join(","), saved.path().to_str().unwrap());
     let start = async |number: usize| {
         let data_dir = folders[number].path().to_str().unwrap();
         let number_text = number.to_string();
-        let flags = ["--shards", &list, "--shard", &number_text, "--data-dir", data_dir, "--segment", "256KiB"];
-        Shard::start(&addresses[number], &flags).await
+        let flags = ["--shards", &list, "--shard", &number_text, "--data-dir", data_dir, "--segment", "1MiB"];
+        Shard::start(&addresses[number], &[&flags[..], &["--checkpoints", checkpoints]].concat()).await
     };
     let mut shards = [start(0).await, start(1).await];
     let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
@@ -92,6 +133,18 @@ async fn nothing_acknowledged_is_lost_when_shards_are_killed() {
     judge.create_table(&rounded()).await.unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
+    let archiver = {
+        let logs: Vec<_> =
+            folders.iter().zip(&kept).map(|(f, k)| (f.path().join("log"), k.path().to_owned())).collect();
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                logs.iter().for_each(|(log, kept)| archive(log, kept));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        })
+    };
+    let saving = tokio::spawn(save(addresses.clone(), Arc::clone(&stop)));
     let mut clients = Vec::new();
     for id in 1..=CLIENTS {
         clients.push(tokio::spawn(train(connect().await, id, seed, Arc::clone(&stop))));
@@ -108,8 +161,15 @@ async fn nothing_acknowledged_is_lost_when_shards_are_killed() {
     for client in clients {
         pushes.push(client.await.unwrap());
     }
-    println!("seed {seed}: {kills} kills in {:?}, {} pushes acknowledged", begun.elapsed(), pushes.iter().sum::<u64>());
+    let (made, failed) = saving.await.unwrap();
+    archiver.join().unwrap();
+    println!(
+        "seed {seed}: {kills} kills in {:?}, {} pushes acknowledged, {made} checkpoints made and {failed} cut short",
+        begun.elapsed(),
+        pushes.iter().sum::<u64>()
+    );
     assert!(pushes.iter().all(|&pushes| pushes >= u64::from(kills)), "too few pushes to mean anything: {pushes:?}");
+    assert!(made >= kills / 4 && failed > 0, "too few checkpoints to mean anything: {made}, {failed}");
 
     for (id, pushes) in (1..).zip(&pushes) {
         let keys: Vec<u64> = (1..=*pushes).map(|number| own_key(id, number)).collect();
@@ -118,27 +178,27 @@ async fn nothing_acknowledged_is_lost_when_shards_are_killed() {
             assert_eq!(row, number as f32, "push {number} of client {id} was not applied once");
         }
     }
-    let keys: Vec<u64> = (0..SHARED).collect();
-    let rows = judge.pull(&[Pull { table: "low", keys: &keys }]).await.unwrap();
     let topology = judge.topology();
     judge.close().await;
     for number in 0..2 {
         shards[number].check();
         shards[number].kill();
-        let engine = undisturbed(folders[number].path(), topology.owned_by(number as u32));
-        let mut compared = 0;
-        for (key, row) in keys.iter().zip(rows.chunks_exact(DIM)) {
-            let mut expected = [0.0; DIM];
-            if engine.pull(&[Pull { table: "low", keys: &[*key] }], &mut expected).is_ok() {
-                assert_eq!(
-                    row.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
-                    expected.map(f32::to_bits),
-                    "key {key}"
-                );
-                compared += 1;
-            }
-        }
-        assert!(compared > SHARED / 4, "only {compared} rows are of shard {number}");
+        archive(&folders[number].path().join("log"), kept[number].path());
+    }
+    // What is there, whole: rows, cache, recency, rounding counters, clients. Both folders become a checkpoint.
+    let identities = folders.each_ref().map(|folder| DataFolder::existing(folder.path()).unwrap().1);
+    let paths = folders.each_ref().map(|folder| folder.path().to_str().unwrap());
+    let arguments =
+        ["checkpoint", "save", "--checkpoints", checkpoints, "--data-dir", paths[0], "--data-dir", paths[1]];
+    let output = hotrow(&arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let store = CheckpointStore::open(checkpoints).unwrap();
+    for number in 0..2 {
+        let owned = topology.owned_by(number as u32);
+        let never_killed = undisturbed(&identities[number], kept[number].path(), owned.clone());
+        let killed = restored(&store, &identities[number].cluster(), owned).await;
+        assert_eq!(killed.last_lsn(), never_killed.last_lsn(), "shard {number}");
+        assert_eq!(killed.digests(), never_killed.digests(), "shard {number}");
     }
 }
 

@@ -41,7 +41,9 @@ impl CheckpointStore {
             if let Some(folder) = folder {
                 std::fs::create_dir_all(&folder)?;
                 // A checkpoint lets parts of the log go, so it has to outlive a loss of power.
-                return Ok(Arc::new(LocalFileSystem::new_with_prefix(folder)?.with_fsync(true)));
+                return Ok(Arc::new(
+                    LocalFileSystem::new_with_prefix(folder)?.with_fsync(true).with_automatic_cleanup(true),
+                ));
             }
             // Ends as an error where another part of the program has chosen one; then that one is used.
             let _ = rustls::crypto::ring::default_provider().install_default();
