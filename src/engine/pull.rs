@@ -433,6 +433,21 @@ pub fn inspect(partition: &Partition, table: &Table, key: u64) -> Option<Row> {
     })
 }
 
+/// Reads the weights of one row in the form in which its table stores them. Where there is no such form, or the cached
+/// row has left it behind, they are rounded to the nearest; a clean row is never rounded again. Counts nothing.
+pub fn stored(part: &TablePart, table: &Table, key: u64, weights: &mut [f32], out: &mut [u8]) {
+    let row = part.find(key);
+    let cached = row.and_then(|row| part.directory.find(row, hash::mix64(key)));
+    let dirty = cached.filter(|&at| part.directory.is_dirty(at));
+    match (dirty, table.pool.as_deref(), row.and_then(|row| part.stored(row))) {
+        // SAFETY: `part` is borrowed from its partition's read guard, and the slot is its own.
+        (Some(at), Some(pool), _) => unsafe { pool.gather(&[part.first_slot + at], &[0], weights) },
+        (_, _, Some(bytes)) => return out.copy_from_slice(&bytes[..out.len()]),
+        _ => table.initial.weights(key, weights),
+    }
+    encode_nearest(table.layout().weights, weights, out);
+}
+
 /// Feeds the state of a partition, the cached rows of these tables included, to `write`.
 pub fn digest(partition: &Partition, tables: &[std::sync::Arc<Table>], mut write: impl FnMut(&[u8])) {
     write(&partition.write_backs.to_le_bytes());

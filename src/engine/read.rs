@@ -11,6 +11,7 @@ use super::pull::{self, Bags, Held};
 use super::table::Table;
 use super::{Engine, PooledPull, Pooling, Pull, Row, RowFormat, check};
 use crate::error::{Error, Result};
+use crate::numeric::WeightFormat;
 use crate::numeric::format::encode_nearest;
 
 /// Rows of one piece of work for the compute threads.
@@ -122,6 +123,56 @@ impl Engine {
                 }),
             }
             held.table.count_pull(hits, bags.keys.len() as u64 - hits);
+        });
+        Ok(())
+    }
+
+    /// [`Engine::pull`] of one table that counts nothing.
+    pub fn read(&self, pull: Pull<'_>, out: &mut [f32]) -> Result<()> {
+        let tables = [self.table(pull.table)?];
+        self.check_keys(&tables[0], pull.keys)?;
+        let dim = tables[0].dim();
+        check::expect_len(pull.table, "out", pull.keys.len() * dim, out.len())?;
+        let guards = self.read_guards([(&*tables[0], pull.keys)].into_iter());
+        let held = self.hold(&tables, &guards)?;
+        let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * dim)).collect();
+        self.compute.each(pull.keys.len(), jobs, |(keys, out)| {
+            pull::rows(&held[0], keys, out);
+        });
+        Ok(())
+    }
+
+    /// How a table stores its weights. It may be f32 where its spec says otherwise, because it is small.
+    pub fn stored_format(&self, table: &str) -> Result<WeightFormat> {
+        Ok(self.table(table)?.layout().weights)
+    }
+
+    /// Reads the weights of rows as the table stores them, in [`Engine::stored_format`]. A row that was changed in the
+    /// cache since it was last stored, or was never stored, is rounded to the nearest. Counts nothing.
+    pub fn read_stored(&self, pull: Pull<'_>, out: &mut [u8]) -> Result<()> {
+        let table = self.table(pull.table)?;
+        self.check_keys(&table, pull.keys)?;
+        let row_bytes = table.layout().weights.bytes(table.dim());
+        check::expect_len(pull.table, "bytes of out", pull.keys.len() * row_bytes, out.len())?;
+        let guards = self.read_guards([(&*table, pull.keys)].into_iter());
+        let part = |key| {
+            let guard = guards[self.route.place(table.keys(), key)].as_ref();
+            guard.and_then(|partition| partition.part(table.id))
+        };
+        // A drop may have come between the lookup of the name and the locks.
+        if pull.keys.iter().any(|&key| part(key).is_none()) {
+            return Err(Error::UnknownTable(table.name().into()));
+        }
+        let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * row_bytes)).collect();
+        self.compute.each(pull.keys.len(), jobs, |(keys, out): (&[u64], &mut [u8])| {
+            ROWS.with_borrow_mut(|weights| {
+                weights.resize(table.dim(), 0.0);
+                for (&key, out) in keys.iter().zip(out.chunks_exact_mut(row_bytes)) {
+                    if let Some(part) = part(key) {
+                        pull::stored(part, &table, key, weights, out);
+                    }
+                }
+            });
         });
         Ok(())
     }

@@ -100,6 +100,29 @@ impl WeightFormat {
         })
     }
 
+    /// The format of a precision and quantizer by their names; the quantizer may be empty where there are no integers.
+    pub fn named(precision: &str, quantizer: &str) -> Option<WeightFormat> {
+        let precision = precision.parse().ok()?;
+        match precision {
+            Precision::F32 | Precision::F16 | Precision::Bf16 => WeightFormat::new(precision, Quantizer::Symmetric),
+            _ => WeightFormat::new(precision, quantizer.parse().ok()?),
+        }
+    }
+
+    /// The precision, and the quantizer of integers.
+    pub fn parts(self) -> (Precision, Option<Quantizer>) {
+        match self {
+            WeightFormat::F32 => (Precision::F32, None),
+            WeightFormat::F16 => (Precision::F16, None),
+            WeightFormat::Bf16 => (Precision::Bf16, None),
+            WeightFormat::Int8Symmetric => (Precision::Int8, Some(Quantizer::Symmetric)),
+            WeightFormat::Int4Symmetric => (Precision::Int4, Some(Quantizer::Symmetric)),
+            WeightFormat::Int8Affine => (Precision::Int8, Some(Quantizer::Affine)),
+            WeightFormat::Int4Affine => (Precision::Int4, Some(Quantizer::Affine)),
+            WeightFormat::Int2Affine => (Precision::Int2, Some(Quantizer::Affine)),
+        }
+    }
+
     /// Bytes that the weights of a row of `dim` elements take.
     pub fn bytes(self, dim: usize) -> usize {
         match self {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tonic::{Request, Response, Status};
 
+use super::data::check_response;
 use super::shard::Shard;
-use crate::engine::{Assign, Remove, ScanCursor};
+use crate::engine::{Assign, Pull, Remove, ScanCursor};
+use crate::numeric::WeightFormat;
 use crate::proto::admin_server::Admin;
 use crate::{proto, wire};
 
@@ -119,6 +121,39 @@ impl Admin for AdminService {
                 let (keys, next) = shard.engine.scan(&request.table, from, limit as usize)?;
                 let cursor = next.map_or(Bytes::new(), |next| wire::packed(&[next.partition, next.row]));
                 Ok(proto::ScanKeysResponse { keys: wire::packed(&keys), cursor })
+            })
+            .await
+            .map(Response::new)
+    }
+
+    async fn read_rows(
+        &self,
+        request: Request<proto::ReadRowsRequest>,
+    ) -> Result<Response<proto::ReadRowsResponse>, Status> {
+        let request = request.into_inner();
+        self.shard
+            .run(move |shard| {
+                let table = request.table.as_str();
+                let keys: &[u64] = &wire::numbers(table, "keys", &request.keys)?;
+                let format = match request.stored {
+                    true => shard.engine.stored_format(table)?,
+                    false => WeightFormat::F32,
+                };
+                let bytes = keys.len().saturating_mul(format.bytes(shard.engine.dim(table)?));
+                check_response(shard, table, bytes)?;
+                let mut rows = shard.buffers.take(bytes);
+                let out = rows.bytes_mut();
+                match request.stored {
+                    true => shard.engine.read_stored(Pull { table, keys }, out)?,
+                    // Buffers are aligned for it.
+                    false => shard.engine.read(Pull { table, keys }, bytemuck::cast_slice_mut(out))?,
+                }
+                let (precision, quantizer) = format.parts();
+                Ok(proto::ReadRowsResponse {
+                    rows: rows.freeze(),
+                    precision: precision.to_string(),
+                    quantizer: quantizer.map_or_else(String::new, |quantizer| quantizer.to_string()),
+                })
             })
             .await
             .map(Response::new)

@@ -28,7 +28,7 @@ impl Role {
             ("hotrow.v1.Data", "Pull" | "Stream") => Role::Read,
             ("hotrow.v1.Data", _) => Role::Write,
             ("hotrow.v1.Tables", "Describe" | "List") => Role::Read,
-            ("hotrow.v1.Admin", "Stats" | "Topology" | "ScanKeys" | "InspectRow") => Role::Read,
+            ("hotrow.v1.Admin", "Stats" | "Topology" | "ScanKeys" | "ReadRows" | "InspectRow") => Role::Read,
             ("hotrow.v1.Admin", "Flush") => Role::Write,
             _ => Role::Admin,
         })

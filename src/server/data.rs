@@ -282,6 +282,18 @@ fn pull(shard: &Shard, request: &proto::PullRequest) -> Result<(proto::PullRespo
     read(shard, request).map_err(|e| shard.status(e))
 }
 
+/// Refuses a request whose answer would be too large.
+pub(super) fn check_response(shard: &Shard, table: &str, bytes: usize) -> EngineResult<()> {
+    let most = shard.max_response;
+    if bytes <= most {
+        return Ok(());
+    }
+    let reason = format!(
+        "the answer would have {bytes} bytes, more than the {most} allowed: ask for fewer rows at a time, or raise server.max_response"
+    );
+    Err(invalid(table, reason))
+}
+
 fn read(shard: &Shard, request: &proto::PullRequest) -> EngineResult<(proto::PullResponse, Bytes)> {
     let format = wire::row_format(request.format)?;
     let mut parts = Vec::with_capacity(request.tables.len());
@@ -306,13 +318,7 @@ fn read(shard: &Shard, request: &proto::PullRequest) -> EngineResult<(proto::Pul
         sizes.push(rows.saturating_mul(format.row_bytes(dim)));
     }
     let bytes = sizes.iter().fold(0usize, |sum, &size| sum.saturating_add(size));
-    if bytes > shard.max_response {
-        let most = shard.max_response;
-        let reason = format!(
-            "the answer would have {bytes} bytes, more than the {most} allowed: ask for fewer rows at a time, or raise server.max_response"
-        );
-        return Err(invalid(request.tables.first().map_or("", |pull| &pull.table), reason));
-    }
+    check_response(shard, request.tables.first().map_or("", |pull| &pull.table), bytes)?;
     let mut buffer = shard.buffers.take(bytes);
     let mut rest = buffer.bytes_mut();
     // Neighbours of the same kind go to the engine together.

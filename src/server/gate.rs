@@ -154,7 +154,7 @@ where
 
 /// A method's name for metrics. Only methods that exist have one, so that callers cannot make up labels.
 fn method_label(path: &str) -> &'static str {
-    const METHODS: [&str; 23] = [
+    const METHODS: [&str; 24] = [
         "hotrow.v1.Data/Pull",
         "hotrow.v1.Data/Push",
         "hotrow.v1.Data/Touch",
@@ -173,6 +173,7 @@ fn method_label(path: &str) -> &'static str {
         "hotrow.v1.Admin/AssignRows",
         "hotrow.v1.Admin/RemoveRows",
         "hotrow.v1.Admin/ScanKeys",
+        "hotrow.v1.Admin/ReadRows",
         "hotrow.v1.Admin/InspectRow",
         "hotrow.v1.Checkpoints/Save",
         "hotrow.v1.Checkpoints/SaveShard",

@@ -2,13 +2,13 @@
 //! format is asked for, so that nothing is rounded twice.
 
 use hotrow::{
-    CacheBudget, Engine, EngineConfig, PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, RowFormat,
-    TableSpec,
+    CacheBudget, Engine, EngineConfig, Error, PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, RowFormat,
+    TableSpec, Touch,
 };
 
 use crate::reference;
 use crate::support::random::{Random, key};
-use crate::support::{bits, formats, to_reference_precision};
+use crate::support::{bits, formats, to_reference_precision, to_reference_quantizer};
 
 const FORMATS: [(RowFormat, Precision); 4] = [
     (RowFormat::F32, Precision::F32),
@@ -109,4 +109,66 @@ fn bags_are_rounded_when_they_are_summed() {
             assert_eq!(out, expected, "{format} of {spec:?}");
         }
     }
+}
+
+#[test]
+fn the_stored_form_of_a_row_is_what_is_stored() {
+    for (seed, dim) in [(1, 1), (2, 7), (3, 64), (4, 100)] {
+        for spec in tables(dim) {
+            let (engine, keys) = trained(&spec, seed);
+            // Some of those that were written back come in again, and are clean.
+            engine.touch(&[Touch { table: "t", keys: &keys[..40] }]).unwrap();
+            let pull = Pull { table: "t", keys: &keys };
+            let mut exact = vec![0.0; keys.len() * dim];
+            engine.pull(&[pull], &mut exact).unwrap();
+            let before = (engine.stats("t").unwrap(), engine.digests());
+
+            let mut read = vec![0.0; exact.len()];
+            engine.read(pull, &mut read).unwrap();
+            assert_eq!(bits(&read), bits(&exact), "{spec:?}");
+            let format = engine.stored_format("t").unwrap();
+            let (precision, quantizer) = format.parts();
+            assert_eq!((precision, quantizer.unwrap_or(spec.quantizer)), (spec.precision, spec.quantizer));
+            let mut out = vec![0; keys.len() * format.bytes(dim)];
+            engine.read_stored(pull, &mut out).unwrap();
+            assert_eq!(
+                (engine.stats("t").unwrap(), engine.digests()),
+                before,
+                "{spec:?}: reading has changed something"
+            );
+
+            let (precision, quantizer) = (to_reference_precision(precision), to_reference_quantizer(spec.quantizer));
+            let mut seen = [0; 4];
+            let rows = exact.chunks_exact(dim).zip(out.chunks_exact(format.bytes(dim)));
+            for (&key, (exact, row)) in keys.iter().zip(rows) {
+                let state = engine.inspect("t", key).unwrap();
+                seen[usize::from(state.cached) + 2 * usize::from(state.stored && !state.dirty)] += 1;
+                if state.stored && !state.dirty {
+                    let decoded = reference::decode_weights(precision, quantizer, dim, row);
+                    assert_eq!(bits(&decoded), bits(exact), "{spec:?}, key {key}: not what is stored");
+                } else {
+                    let nearest =
+                        reference::encode_weights(precision, quantizer, reference::Rounding::Nearest, exact, 0, 0, 0);
+                    assert_eq!(row, nearest, "{spec:?}, key {key}: not the nearest");
+                }
+            }
+            let cached = spec.precision != Precision::F32;
+            assert!(seen[0] > 0 && seen[2] > 0 && (!cached || seen[1] > 0 && seen[3] > 0), "{spec:?}: {seen:?}");
+        }
+    }
+}
+
+#[test]
+fn the_stored_form_of_what_is_not_there_is_refused() {
+    let spec = TableSpec::dense("t", KEYS, 4);
+    let (engine, _) = trained(&spec, 5);
+    let row = engine.stored_format("t").unwrap().bytes(4);
+    let read = |table, keys: &[u64], bytes| engine.read_stored(Pull { table, keys }, &mut vec![0; bytes]);
+    assert_eq!(read("t", &[1, 2], 2 * row), Ok(()));
+    assert_eq!(read("t", &[], 0), Ok(()));
+    assert_eq!(read("nobody", &[1], row), Err(Error::UnknownTable("nobody".into())));
+    assert!(matches!(read("t", &[KEYS], row), Err(Error::KeyOutOfRange { key: KEYS, .. })));
+    assert!(matches!(read("t", &[1], row + 1), Err(Error::WrongLength { .. })));
+    let wrong = engine.read(Pull { table: "t", keys: &[1] }, &mut [0.0; 5]);
+    assert!(matches!(wrong, Err(Error::WrongLength { .. })));
 }
