@@ -13,6 +13,7 @@ use tower::{Service as _, ServiceExt as _};
 use super::credentials::Credentials;
 use super::error::{Error, Result};
 use crate::framing::{Messages, Outgoing, Requests};
+use crate::proto::admin_client::AdminClient;
 use crate::proto::data_client::DataClient;
 
 /// The largest HTTP/2 frame that is taken: large ones cost less per byte.
@@ -86,6 +87,11 @@ impl Connections {
 /// The data service on a connection.
 pub fn data(channel: Channel) -> DataClient<Channel> {
     DataClient::new(channel).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST)
+}
+
+/// The admin service on a connection, for answers with many rows or keys.
+pub fn admin(channel: Channel) -> AdminClient<Channel> {
+    AdminClient::new(channel).max_decoding_message_size(LARGEST)
 }
 
 /// Sends a request on HTTP itself, for the data plane: what it carries goes to the socket without a copy, and the answer

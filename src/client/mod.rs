@@ -27,6 +27,7 @@ mod error;
 mod pull;
 mod push;
 mod pusher;
+mod rows;
 mod split;
 mod tables;
 
@@ -55,6 +56,7 @@ pub use self::channel::connect_shard;
 pub use self::credentials::Credentials;
 pub use self::error::{Error, Result};
 pub use self::push::PendingPush;
+pub use self::rows::KeyCursor;
 
 /// How a client works.
 #[derive(Clone, Debug)]

@@ -275,7 +275,7 @@ fn bag_range(pull: &PooledPull<'_>, bag: usize) -> std::ops::Range<usize> {
 }
 
 /// A table that was dropped and made again with another dim. What was known of it is forgotten.
-fn changed_dim() -> Error {
+pub(super) fn changed_dim() -> Error {
     Error::Setup("a table was dropped and made again with another dim: try again".into())
 }
 
