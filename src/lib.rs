@@ -51,6 +51,7 @@ pub mod cluster;
 pub mod durability;
 mod engine;
 mod error;
+mod exchange;
 mod framing;
 mod memory;
 pub mod numeric;

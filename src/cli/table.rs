@@ -1,5 +1,8 @@
 //! `hotrow table`.
 
+mod export;
+mod import;
+
 use anyhow::{Result, anyhow, bail};
 
 use super::Output;
@@ -67,6 +70,8 @@ Examples:
         #[arg(long, value_enum, default_value_t)]
         output: Output,
     },
+    Export(export::Args),
+    Import(import::Args),
     /// Forget a table with all its rows.
     Drop {
         /// The table.
@@ -226,6 +231,8 @@ pub async fn run(command: Command) -> Result<()> {
             let spec = connect.client().await?.alter_table(&name, alteration).await?;
             show(&spec, None, output)?;
         }
+        Command::Export(args) => export::run(args).await?,
+        Command::Import(args) => import::run(args).await?,
         Command::Drop { name, yes, connect } => {
             let client = connect.client().await?;
             if !yes {
