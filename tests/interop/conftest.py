@@ -13,7 +13,7 @@ import pytest
 from grpc_tools import protoc
 
 import packing
-from process import PATIENCE, Process
+from process import PATIENCE, Process, run
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = pytest.StashKey()
@@ -36,12 +36,12 @@ def pytest_unconfigure(config):
 class Server:
     """`hotrow serve` on loopback ports that the system chooses, and stubs that talk to it."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, listen="127.0.0.1:0"):
         from hotrow.v1 import admin_pb2_grpc, data_pb2_grpc, tables_pb2_grpc
 
-        binary = os.environ.get("HOTROW_BIN", ROOT / "target" / "debug" / "hotrow")
-        self.process = Process(binary, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags)
-        self.address = self.process.wait_for_line(r"hotrow serves shard 0 of 1 on (127\.0\.0\.1:\d+)")
+        self.binary = os.environ.get("HOTROW_BIN", ROOT / "target" / "debug" / "hotrow")
+        self.process = Process(self.binary, "serve", "--listen", listen, "--http", "127.0.0.1:0", *flags)
+        self.address = self.process.wait_for_line(r"hotrow serves shard \d of \d on (127\.0\.0\.1:\d+)")
         self.http = self.process.wait_for_line(r"metrics on http://(127\.0\.0\.1:\d+)/metrics")
         self.channel = self.connect()
         self.data = data_pb2_grpc.DataStub(self.channel)
@@ -86,6 +86,12 @@ class Server:
         answer = self.data.Pull(pb.PullRequest(tables=[part]), timeout=PATIENCE)
         return np.frombuffer(answer.rows, "<f4").reshape(-1, answer.dims[0])
 
+    def run(self, *arguments, expect=0):
+        """Runs a command of `hotrow` against this server. Its result, or what it complained about."""
+        done = run(self.binary, *arguments, "--endpoint", self.address)
+        assert done.returncode == expect, done
+        return done.stdout if expect == 0 else done.stderr
+
     def end(self):
         self.channel.close()
         return self.process.terminate()
@@ -96,8 +102,8 @@ def start():
     """Starts servers with flags of one's own."""
     servers = []
 
-    def start(*flags):
-        servers.append(Server(*flags))
+    def start(*flags, **settings):
+        servers.append(Server(*flags, **settings))
         return servers[-1]
 
     yield start

@@ -58,3 +58,11 @@ def rows_from(form, data, dim):
     assert form == "int8"
     packed = np.frombuffer(data, np.dtype([("scale", "<u2"), ("codes", "i1", (dim,))]))
     return packed["codes"].astype("<f4") * from_bf16(packed["scale"])[:, None]
+
+
+def mix64(keys):
+    """What spreads the keys of hashed tables over partitions."""
+    x = np.asarray(keys, "u8")
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)

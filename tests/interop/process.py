@@ -11,15 +11,24 @@ import time
 PATIENCE = 60
 
 
+def environment():
+    """Settings of whoever runs the tests are not settings of what is under test."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOTROW_")}
+
+
+def run(*command):
+    """A program that ends by itself, with what it printed."""
+    command = [str(word) for word in command]
+    return subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+
+
 class Process:
     """A program whose standard error is kept line by line."""
 
     def __init__(self, *command):
-        # Settings of whoever runs the tests are not settings of the server under test.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("HOTROW_")}
         self.command = [str(word) for word in command]
         self.child = subprocess.Popen(
-            self.command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            self.command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self.log = []
         self._lines = queue.Queue()
