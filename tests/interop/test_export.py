@@ -20,7 +20,7 @@ from process import environment
 DIM, ROWS = 15, 20_000
 WEIGHTS = np.random.default_rng(7).normal(0, 0.3, (ROWS, DIM)).astype("<f4")
 SET = np.arange(1_000, 19_000)
-DIRTY, CLEAN, UNTRAINED = [5, 17_500, 1_234], [1_500, 18_999], [0, 999, 19_500]
+DIRTY, CLEAN, UNTRAINED = [5, 17_500, 1_234], [*range(3_000, 3_100), 18_999], [0, 999, 19_500]
 
 
 def bits(rows):
