@@ -133,3 +133,37 @@ def test_inspecting_a_row(server):
     np.testing.assert_array_equal(np.frombuffer(row.weights, "<f4"), np.full(16, -1))
     np.testing.assert_array_equal(np.frombuffer(row.state, "<f4"), np.full(16, 9))
     assert (row.cached, row.dirty, row.stored) == (True, True, False)
+
+
+def read(server, table, keys, stored=False):
+    return server.admin.ReadRows(pb.ReadRowsRequest(table=table, keys=packing.keys(keys), stored=stored))
+
+
+def test_rows_are_read_as_a_pull_reads_them_or_as_they_are_stored(server):
+    server.create("t", 5, rows=100_000, precision="int8")
+    rows = np.array([[1, -2, 3, -4, 127], [0, 0, 0, 0, 0]], "<f4")
+    server.assign("t", [7, 99_999], rows)
+    # Keys may come twice.
+    plain = read(server, "t", [99_999, 7, 7])
+    assert (plain.precision, plain.quantizer) == ("f32", "")
+    np.testing.assert_array_equal(np.frombuffer(plain.rows, "<f4").reshape(-1, 5), rows[[1, 0, 0]])
+    stored = read(server, "t", [99_999, 7, 7], stored=True)
+    assert (stored.precision, stored.quantizer) == ("int8", "symmetric")
+    np.testing.assert_array_equal(packing.rows_from("int8", stored.rows, 5), rows[[1, 0, 0]])
+    nothing = read(server, "t", [], stored=True)
+    assert (nothing.rows, nothing.precision, nothing.quantizer) == (b"", "int8", "symmetric")
+    counts = stats(server, "t").tables[0]
+    assert (counts.pull_hits, counts.pull_misses) == (0, 0)
+
+
+def test_rows_that_cannot_be_read(start, refused):
+    server = start("--max-response", "1KiB")
+    server.create("t", 4, rows=100)
+    for stored in [False, True]:
+        assert len(read(server, "t", range(64), stored).rows) == 1024
+        error = refused(grpc.StatusCode.INVALID_ARGUMENT, read, server, "t", range(65), stored)
+        assert "raise server.max_response" in error.details()
+        refused(grpc.StatusCode.NOT_FOUND, read, server, "nobody", [1], stored)
+        refused(grpc.StatusCode.OUT_OF_RANGE, read, server, "t", [100], stored)
+        half = pb.ReadRowsRequest(table="t", keys=b"1234", stored=stored)
+        refused(grpc.StatusCode.INVALID_ARGUMENT, server.admin.ReadRows, half)

@@ -1,12 +1,13 @@
 //! `hotrow table export`.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 
 use super::super::Output;
 use super::super::connect::Connect;
@@ -15,7 +16,7 @@ use crate::exchange::{FileKind, KeysReader, KeysWriter, Layout, RowsWriter, Targ
 use crate::numeric::WeightFormat;
 use crate::table::{TableSpec, show_bytes};
 
-/// Bytes of a batch at f32.
+/// Bytes of a batch at f32, keys included: little memory, and below any limit of a server that serves at all.
 const BATCH: usize = 1 << 20;
 /// Batches that are asked for before the first is written.
 const AHEAD: usize = 4;
@@ -127,7 +128,8 @@ pub async fn run(args: Args) -> Result<()> {
             "{}",
             serde_json::json!({
                 "table": name, "rows": rows, "dim": spec.dim, "precision": precision.to_string(),
-                "quantizer": quantizer.map(|quantizer| quantizer.to_string()), "file": args.to, "keys": args.keys,
+                "quantizer": quantizer.map(|quantizer| quantizer.to_string()), "file": to.to_string(),
+                "keys": args.keys.as_ref().map(|keys| keys.display().to_string()),
                 "bytes": bytes, "seconds": seconds,
             })
         ),
@@ -141,15 +143,23 @@ pub async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Rows of a batch: about a megabyte at f32.
+/// Rows of a batch.
 pub fn batch_rows(dim: usize) -> u64 {
-    (BATCH / (4 * dim)).max(1) as u64
+    (BATCH / (4 * dim + 8)).max(1) as u64
 }
 
 /// How far it is, on a terminal.
 pub fn progress(rows: u64) -> Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len} rows, {per_sec}, {eta} left")?;
-    Ok(ProgressBar::new(rows).with_style(style))
+    Ok(ProgressBar::new(rows).with_style(style("{bar:30} {human_pos} of {human_len} rows, {rate}/s, {eta} left")?))
+}
+
+/// A style with a rate in whole numbers.
+fn style(template: &str) -> Result<ProgressStyle> {
+    let rate = |state: &ProgressState, out: &mut dyn Write| {
+        // Nobody hears of what a terminal does not take.
+        let _ = write!(out, "{}", HumanCount(state.per_sec() as u64));
+    };
+    Ok(ProgressStyle::with_template(template)?.with_key("rate", rate))
 }
 
 fn check_keys_flag(args: &Args, kind: FileKind, spec: &TableSpec) -> Result<()> {
@@ -198,8 +208,7 @@ impl Keys {
 
 /// Writes all keys of a hashed table, as they are found.
 async fn scan(client: &Client, table: &str, mut writer: KeysWriter) -> Result<(KeysReader, Option<Target>)> {
-    let spinner =
-        ProgressBar::no_length().with_style(ProgressStyle::with_template("{spinner} {human_pos} keys, {per_sec}")?);
+    let spinner = ProgressBar::no_length().with_style(style("{spinner} {human_pos} keys, {rate}/s")?);
     let mut cursor = Some(KeyCursor::default());
     while let Some(from) = cursor {
         let (keys, next) = client.scan_keys(table, &from).await?;

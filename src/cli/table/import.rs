@@ -86,7 +86,7 @@ pub async fn run(args: Args) -> Result<()> {
             "{}",
             serde_json::json!({
                 "table": spec.name, "rows": file.rows, "dim": spec.dim, "precision": precision.to_string(),
-                "file": args.from, "keys": args.keys, "seconds": seconds,
+                "file": file.name, "keys": args.keys.as_ref().map(|keys| keys.display().to_string()), "seconds": seconds,
             })
         ),
         Output::Text => println!("set {} rows of '{}' from {}: {seconds:.1} s", file.rows, spec.name, file.name),
