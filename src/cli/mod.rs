@@ -29,7 +29,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Serve(Box<serve::Args>),
-    /// Make, list, describe, alter and drop tables.
+    /// Make, list, describe, alter, export, import and drop tables.
     #[command(subcommand)]
     Table(table::Command),
     Pull(pull::Args),

@@ -12,7 +12,7 @@ use crate::proto;
 use crate::server::config::TableConfig;
 use crate::table::{TableSpec, show_bytes};
 
-/// Make, list, describe, alter and drop tables.
+/// Make, list, describe, alter, export, import and drop tables.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Make a table on all shards. Making the same one again is fine.
