@@ -1,5 +1,5 @@
-//! `make bench-durability`: pushes with a log beside pushes without, and beside what the disk takes of the same bytes, in one
-//! run, as `ratio NAME VALUE` lines.
+//! `make bench-durability`: pushes with a log beside pushes without, and beside what the disk takes of the same bytes;
+//! checkpoints beside plain writing; pulls during a save beside pulls without. In one run, as `ratio NAME VALUE` lines.
 //!
 //! Every round does each of them once, one right after the other; a ratio is the median over the rounds.
 
@@ -7,13 +7,15 @@ mod common;
 
 use std::fs::File;
 use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::workload::{Zipf, gradients, median};
 use hotrow::client::Client;
 use hotrow::server::Server;
 use hotrow::server::config::Config;
-use hotrow::{CacheBudget, Optimizer, Precision, Push, TableSpec};
+use hotrow::{CacheBudget, Optimizer, Precision, Pull, Push, TableSpec};
 
 const ROWS: usize = 1_000_000;
 const DIM: usize = 64;
@@ -31,6 +33,13 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(run());
 }
+
+/// Rows of the table that is saved.
+const SAVED_ROWS: u64 = 4_000_000;
+const SAVES: usize = 7;
+const PULLED: usize = 1024;
+/// Pulls of a round.
+const PULLS: usize = 1000;
 
 async fn start(sync: Option<(&str, &std::path::Path)>) -> (Server, Client) {
     let mut config = Config::default();
@@ -81,6 +90,11 @@ fn write_all(file: &mut File, bytes: &[u8]) -> f64 {
 }
 
 async fn run() {
+    pushes().await;
+    checkpoints().await;
+}
+
+async fn pushes() {
     println!(
         "# durability, loopback, {ROWS} rows, dim {DIM}, int8, {BATCH} unique keys of a Zipf 1.05 draw a push, 1 client, 8 under way"
     );
@@ -129,4 +143,96 @@ async fn run() {
     for server in [none, interval, always] {
         server.drain().await.unwrap();
     }
+}
+
+/// Seconds that plain writing of as many bytes takes: one file, in order, a megabyte at a time, synced at the end.
+fn write_plainly(path: &std::path::Path, bytes: u64) -> f64 {
+    let block = vec![7u8; 1 << 20];
+    let begun = Instant::now();
+    let mut file = File::create(path).unwrap();
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(block.len() as u64);
+        file.write_all(&block[..now as usize]).unwrap();
+        left -= now;
+    }
+    file.sync_all().unwrap();
+    let seconds = begun.elapsed().as_secs_f64();
+    std::fs::remove_file(path).unwrap();
+    seconds
+}
+
+/// The 99th percentile of pulls, in microseconds, one after the other until `done`; and how many there were.
+async fn pull_p99(client: &Client, batches: &[Vec<u64>], done: impl Fn(usize) -> bool) -> (f64, usize) {
+    let mut times = Vec::new();
+    while !done(times.len()) {
+        let begun = Instant::now();
+        client.pull(&[Pull { table: "t", keys: &batches[times.len() % batches.len()] }]).await.unwrap();
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    (times[times.len() * 99 / 100], times.len())
+}
+
+async fn checkpoints() {
+    println!(
+        "# checkpoints: {SAVED_ROWS} rows, dim {DIM}, int8, all trained, 5 % cache, to a folder; pulls of {PULLED} keys by one client"
+    );
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut config = Config::default();
+    config.server.listen = "127.0.0.1:0".parse().unwrap();
+    config.server.http = String::new();
+    config.checkpoint.url = dir.path().join("saved").to_str().unwrap().into();
+    config.checkpoint.keep = 1;
+    config.checkpoint.on_drain = false;
+    let server = Server::start(&config).await.unwrap();
+    let client = Client::connect(&server.address().to_string()).await.unwrap();
+    let spec = TableSpec::dense("t", SAVED_ROWS, DIM).precision(Precision::Int8).cache(CacheBudget::Percent(5.0));
+    client.create_table(&spec.optimizer(Optimizer::Sgd, 0.01)).await.unwrap();
+    let all: Vec<u64> = (0..SAVED_ROWS).collect();
+    let values = gradients(BATCH * DIM, 3);
+    for keys in all.chunks(BATCH) {
+        let push = Push { table: "t", keys, gradients: &values[..keys.len() * DIM], ..Push::default() };
+        client.push(&[push]).await.unwrap();
+    }
+
+    let mut ratios = Vec::new();
+    let mut bytes = 0;
+    for round in 0..=SAVES {
+        let begun = Instant::now();
+        bytes = client.save_checkpoint("", false, |_, _| {}).await.unwrap().bytes;
+        let ours = begun.elapsed().as_secs_f64();
+        let plain = write_plainly(&dir.path().join("plain"), bytes);
+        if round > 0 {
+            println!("# save {:.0} MB/s, plain {:.0} MB/s", bytes as f64 / ours / 1e6, bytes as f64 / plain / 1e6);
+            ratios.push(plain / ours);
+        }
+    }
+    println!("# {:.0} MB each", bytes as f64 / 1e6);
+    println!("ratio durability.checkpoint.over_plain_write {:.3}", median(ratios));
+
+    let mut zipf = Zipf::new(SAVED_ROWS as usize, 1.05, 9);
+    let batches: Vec<Vec<u64>> = (0..64).map(|_| zipf.unique_batch(PULLED)).collect();
+    let mut ratios = Vec::new();
+    for round in 0..=SAVES {
+        let (without, _) = pull_p99(&client, &batches, |count| count == PULLS).await;
+        let saved = Arc::new(AtomicBool::new(false));
+        let saver = {
+            let (address, saved) = (server.address().to_string(), Arc::clone(&saved));
+            tokio::spawn(async move {
+                let client = Client::connect(&address).await.unwrap();
+                client.save_checkpoint("", false, |_, _| {}).await.unwrap();
+                saved.store(true, Ordering::Relaxed);
+            })
+        };
+        let (during, pulls) = pull_p99(&client, &batches, |count| count > 0 && saved.load(Ordering::Relaxed)).await;
+        saver.await.unwrap();
+        if round > 0 {
+            println!("# pull p99 {without:.0} us, during a save {during:.0} us ({pulls} pulls)");
+            ratios.push(during / without);
+        }
+    }
+    println!("ratio durability.pull_p99.during_over_without {:.3}", median(ratios));
+    client.close().await;
+    server.drain().await.unwrap();
 }

@@ -157,13 +157,13 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Save(save) if save.data_dir.is_empty() => save_cluster(save).await,
         Command::Save(save) => save_folders(save).await,
-        Command::List { place, output } => list(&CheckpointStore::open(&place.checkpoints)?, output).await,
+        Command::List { place, output } => list(&CheckpointStore::existing(&place.checkpoints)?, output).await,
         Command::Inspect { which, place, output } => {
-            let store = CheckpointStore::open(&place.checkpoints)?;
+            let store = CheckpointStore::existing(&place.checkpoints)?;
             inspect(&which.find(&store).await?, output)
         }
         Command::Verify { which, place } => {
-            let store = CheckpointStore::open(&place.checkpoints)?;
+            let store = CheckpointStore::existing(&place.checkpoints)?;
             let manifest = which.find(&store).await?;
             let bar = bar();
             let mut watch = |bytes, all| {
@@ -178,7 +178,7 @@ pub async fn run(command: Command) -> Result<()> {
         }
         Command::Restore(args) => restore(args).await,
         Command::Prune { keep, dry_run, place } => {
-            let store = CheckpointStore::open(&place.checkpoints)?;
+            let store = CheckpointStore::existing(&place.checkpoints)?;
             let gone = checkpoint::prune(&store, keep, dry_run).await?;
             let would = if dry_run { "would be " } else { "" };
             gone.iter().for_each(|number| println!("checkpoint {number} {would}removed"));
@@ -318,7 +318,7 @@ fn inspect(manifest: &Manifest, output: Output) -> Result<()> {
 }
 
 async fn restore(args: Restore) -> Result<()> {
-    let store = CheckpointStore::open(&args.place.checkpoints)?;
+    let store = CheckpointStore::existing(&args.place.checkpoints)?;
     let manifest = args.which.find(&store).await?;
     let mut caches = std::collections::BTreeMap::new();
     for text in &args.cache {

@@ -57,12 +57,20 @@ pub struct Base {
     pub checkpoints: Vec<u64>,
     /// The last change in them.
     pub lsn: u64,
+    /// Whether somebody has chosen them, so that later ones do not count.
+    #[serde(default)]
+    pub chosen: bool,
     /// Caches whose size is to differ from the one in the checkpoint.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub caches: BTreeMap<String, String>,
 }
 
 impl Base {
+    /// The state up to a change is in these checkpoints.
+    pub fn of(checkpoints: Vec<u64>, lsn: u64) -> Base {
+        Base { checkpoints, lsn, ..Base::default() }
+    }
+
     /// The sizes of caches that are to differ.
     pub fn caches(&self) -> Result<BTreeMap<String, CacheBudget>> {
         let parsed = |(table, size): (&String, &String)| {

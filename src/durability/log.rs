@@ -2,8 +2,8 @@
 //! log's own seals the group, writes it and syncs it, while the next one fills. So one sync serves many changes.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -107,8 +107,8 @@ pub struct Log {
 /// Where a log goes on.
 pub(super) struct End {
     pub(super) disk: Arc<dyn Disk>,
-    /// The last segment and its length; `None` where there is none yet.
-    pub(super) segment: Option<(Box<dyn DiskFile>, u64)>,
+    /// The last segment, its length and its name; `None` where there is none yet.
+    pub(super) segment: Option<(Box<dyn DiskFile>, u64, String)>,
     pub(super) identity: u64,
     /// The last change and the seal of its group.
     pub(super) last: Lsn,
@@ -138,10 +138,14 @@ impl Log {
             disk_bytes: AtomicU64::new(end.disk_bytes),
         });
         let disk = Arc::clone(&end.disk);
-        let mut writer = Writer { shared: Arc::clone(&shared), end, options, unsynced: None };
+        let syncer = match options.sync {
+            SyncPolicy::Interval(_) => Some(Syncer::start(Arc::clone(&shared), Arc::clone(&disk))?),
+            _ => None,
+        };
+        let mut writer = Writer { shared: Arc::clone(&shared), end, options, syncer, unsynced: None };
         let run = move || {
             if let Err(error) = writer.run() {
-                writer.fail(&error);
+                writer.shared.fail(&*writer.end.disk, &error);
             }
         };
         let writer = std::thread::Builder::new().name("hotrow-log".into()).spawn(run)?;
@@ -296,6 +300,8 @@ struct Writer {
     shared: Arc<Shared>,
     end: End,
     options: LogOptions,
+    /// With `interval`.
+    syncer: Option<Syncer>,
     /// Since when something is written and not synced.
     unsynced: Option<Instant>,
 }
@@ -318,22 +324,19 @@ impl Writer {
                 self.append(&mut taken)?;
             }
             let last = taken.last;
-            let due = match self.options.sync {
-                SyncPolicy::Always => true,
-                SyncPolicy::Interval(interval) => self.unsynced.is_some_and(|since| since.elapsed() >= interval),
-                SyncPolicy::Never => false,
-            };
-            if (due || closing) && self.unsynced.is_some() {
+            if self.unsynced.is_some() && (closing || self.options.sync == SyncPolicy::Always) {
                 self.sync()?;
+                self.shared.reached.send_modify(|reached| reached.synced = last);
             }
-            let all_synced = self.unsynced.is_none();
-            self.shared.reached.send_modify(|reached| {
-                reached.written = last;
-                if all_synced {
-                    reached.synced = last;
-                }
-            });
-            if closing {
+            self.shared.reached.send_modify(|reached| reached.written = last);
+            if let SyncPolicy::Interval(interval) = self.options.sync
+                && self.unsynced.is_some_and(|since| since.elapsed() >= interval)
+                && let (Some(syncer), Some((_, _, name))) = (&self.syncer, &self.end.segment)
+                && syncer.begin(name.clone(), last)
+            {
+                self.unsynced = None;
+            }
+            if closing || self.shared.reached.borrow().failed.is_some() {
                 return Ok(());
             }
             // One that has grown in a hard time is given back.
@@ -345,8 +348,10 @@ impl Writer {
     fn take(&self, spare: Vec<u8>) -> (Taken, bool) {
         let mut waiting = self.shared.waiting.lock();
         while waiting.count == 0 && !waiting.closing {
+            let syncing = self.syncer.as_ref().is_some_and(Syncer::is_busy);
             match (self.options.sync, self.unsynced) {
-                (SyncPolicy::Interval(interval), Some(since)) => {
+                // The end of the sync that is under way is told like a change.
+                (SyncPolicy::Interval(interval), Some(since)) if !syncing => {
                     if self.shared.more.wait_until(&mut waiting, since + interval).timed_out() {
                         break;
                     }
@@ -368,13 +373,13 @@ impl Writer {
     fn append(&mut self, taken: &mut Taken) -> io::Result<()> {
         let group = &mut taken.group[..];
         let seal = GroupHead::seal(group, taken.count, taken.first, self.end.seal);
-        let full = |&(_, len): &(_, u64)| len >= self.options.segment_bytes;
+        let full = |(_, len, _): &(_, u64, _)| *len >= self.options.segment_bytes;
         if self.end.segment.as_ref().is_none_or(full) {
             self.next_segment(taken.first)?;
         }
-        let (mut file, len) = self.end.segment.take().expect("there is one now");
+        let (mut file, len, name) = self.end.segment.take().expect("there is one now");
         self.while_full(|| file.write_at(len, group))?;
-        self.end.segment = Some((file, len + group.len() as u64));
+        self.end.segment = Some((file, len + group.len() as u64, name));
         self.end.seal = seal;
         self.unsynced.get_or_insert_with(Instant::now);
         let shared = &self.shared;
@@ -386,24 +391,31 @@ impl Writer {
 
     /// Begins a segment. The one before is safe by then: nothing in a later one may outlive what came before it.
     fn next_segment(&mut self, first: Lsn) -> io::Result<()> {
-        if self.unsynced.is_some() && self.options.sync != SyncPolicy::Never {
+        if self.options.sync != SyncPolicy::Never {
             self.sync()?;
         }
         let (identity, before) = (self.end.identity, self.end.seal);
         let head = SegmentHead { format: FORMAT, numerics: NUMERICS_VERSION, identity, first, before }.encode();
         let disk = Arc::clone(&self.end.disk);
-        let mut file = self.while_full(|| disk.create(&segment_name(first)))?;
+        let name = segment_name(first);
+        let mut file = self.while_full(|| disk.create(&name))?;
         self.while_full(|| file.write_at(0, &head))?;
         file.sync()?;
         disk.sync_names()?;
-        self.end.segment = Some((file, SEGMENT_HEAD as u64));
+        self.end.segment = Some((file, SEGMENT_HEAD as u64, name));
         self.shared.disk_bytes.fetch_add(SEGMENT_HEAD as u64, Ordering::Relaxed);
         Ok(())
     }
 
     /// An error of a sync is final: nobody can tell any more what is on the disk, and a second sync would not either.
     fn sync(&mut self) -> io::Result<()> {
-        if let Some((file, _)) = &mut self.end.segment {
+        if let Some(syncer) = &self.syncer {
+            syncer.wait();
+        }
+        if self.unsynced.is_none() {
+            return Ok(());
+        }
+        if let Some((file, ..)) = &mut self.end.segment {
             file.sync()?;
         }
         self.unsynced = None;
@@ -447,14 +459,80 @@ impl Writer {
             self.shared.more.wait_for(&mut waiting, FULL_AGAIN);
         }
     }
+}
 
-    fn fail(&self, error: &io::Error) {
-        let place = self.end.disk.path();
+impl Shared {
+    fn fail(&self, disk: &dyn Disk, error: &io::Error) {
+        let place = disk.path();
         let reason =
             format!("the log in {} cannot be written: {error}; this shard takes no more changes", place.display());
         tracing::error!("{reason}");
-        self.shared.waiting.lock().refusing = Some(reason.clone());
-        self.shared.reached.send_modify(|reached| reached.failed = Some(reason));
+        self.waiting.lock().refusing = Some(reason.clone());
+        self.reached.send_modify(|reached| reached.failed = Some(reason));
+    }
+}
+
+/// Syncs beside the writer, which would otherwise let everybody wait for as long as the disk takes.
+struct Syncer {
+    busy: Arc<(Mutex<bool>, Condvar)>,
+    /// Dropped before the thread is waited for.
+    jobs: Option<mpsc::Sender<(String, Lsn)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Syncer {
+    fn start(shared: Arc<Shared>, disk: Arc<dyn Disk>) -> io::Result<Syncer> {
+        let busy = Arc::new((Mutex::new(false), Condvar::new()));
+        let (jobs, taken) = mpsc::channel::<(String, Lsn)>();
+        let done = Arc::clone(&busy);
+        let run = move || {
+            while let Ok((name, last)) = taken.recv() {
+                match disk.open(&name).and_then(|mut file| file.sync()) {
+                    Ok(()) => {
+                        shared.syncs.fetch_add(1, Ordering::Relaxed);
+                        shared.reached.send_modify(|reached| reached.synced = last);
+                    }
+                    Err(error) => shared.fail(&*disk, &error),
+                }
+                *done.0.lock() = false;
+                done.1.notify_all();
+                // Whoever waits for changes looks again whether it is time for the next.
+                let _waiting = shared.waiting.lock();
+                shared.more.notify_one();
+            }
+        };
+        let thread = std::thread::Builder::new().name("hotrow-sync".into()).spawn(run)?;
+        Ok(Syncer { busy, jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Begins to sync a segment, in which `last` is written; `false` if one is under way.
+    fn begin(&self, name: String, last: Lsn) -> bool {
+        let mut busy = self.busy.0.lock();
+        let begun = !*busy && self.jobs.as_ref().is_some_and(|jobs| jobs.send((name, last)).is_ok());
+        *busy |= begun;
+        begun
+    }
+
+    fn is_busy(&self) -> bool {
+        *self.busy.0.lock()
+    }
+
+    /// Waits for the sync that is under way.
+    fn wait(&self) {
+        let mut busy = self.busy.0.lock();
+        while *busy {
+            self.busy.1.wait(&mut busy);
+        }
+    }
+}
+
+impl Drop for Syncer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // One that has panicked has nothing left to sync.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -214,7 +214,7 @@ struct Replay {
     seal: u64,
     after: Lsn,
     cut: Option<Cut>,
-    last: Option<(Box<dyn DiskFile>, u64)>,
+    last: Option<(Box<dyn DiskFile>, u64, String)>,
     progress: Progress,
     /// Whether a torn end is cut off; if not, it is only noted.
     mends: bool,
@@ -341,7 +341,7 @@ impl Replay {
         if self.mends {
             at(file.sync(), &path)?;
         }
-        self.last = Some((file, offset));
+        self.last = Some((file, offset, name.into()));
         Ok(())
     }
 

@@ -11,13 +11,13 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::config::Config;
 use super::shard::Shard;
 use crate::client;
 use crate::durability::Base;
-use crate::durability::checkpoint::{self, CheckpointStore, FileEntry, Manifest, PartOf, Plan};
+use crate::durability::checkpoint::{self, CheckpointStore, ClusterIdentity, FileEntry, Manifest, PartOf, Plan};
 use crate::engine::{Lsn, Unsettled};
 use crate::error::Error;
 use crate::proto;
@@ -39,6 +39,8 @@ pub struct Checkpoints {
     chain: u32,
     interval: Option<Duration>,
     on_drain: bool,
+    /// Held while this shard saves the cluster.
+    coordinating: tokio::sync::Mutex<()>,
     /// Held while a part is written.
     state: Arc<tokio::sync::Mutex<State>>,
 }
@@ -86,6 +88,7 @@ impl Checkpoints {
             chain: section.chain,
             interval: (section.interval_seconds > 0).then(|| Duration::from_secs(section.interval_seconds)),
             on_drain: section.on_drain,
+            coordinating: tokio::sync::Mutex::default(),
             state: Arc::default(),
         }))
     }
@@ -114,11 +117,14 @@ impl Shard {
     ) -> Result<FileEntry> {
         let checkpoints = self.checkpoints()?;
         let mut state = Arc::clone(&checkpoints.state).try_lock_owned().map_err(|_| Error::SaveUnderWay)?;
-        if let Some((file, sequence, unsettled)) = state.unsettled.take() {
-            // Whoever asked for it was not heard of again: is it in a checkpoint?
+        if let Some((file, sequence, _)) = &state.unsettled {
+            // Whoever asked for it was not heard of again: is it in a checkpoint? It stays unsettled while nobody can tell.
+            let (path, sequence) = (file.path.clone(), *sequence);
             let found = checkpoints.store.find(sequence).await?;
-            let complete = found.is_some_and(|found| found.files.iter().any(|other| other.path == file.path));
-            self.settle(&mut state, file, sequence, unsettled, complete).await?;
+            let complete = found.is_some_and(|found| found.files.iter().any(|other| other.path == path));
+            if let Some((file, _, unsettled)) = state.unsettled.take() {
+                self.settle(&mut state, file, sequence, unsettled, complete).await?;
+            }
         }
         let mut base = state.since.filter(|&(_, links)| incremental && links < checkpoints.chain);
         if let Some((sequence, _)) = base
@@ -169,7 +175,7 @@ impl Shard {
         tokio::task::spawn_blocking(move || {
             if let (Some(folder), Some(log)) = (shard.data_folder.get(), shard.log.get()) {
                 // What the log goes on from is written down before anything of it goes.
-                folder.set_base(&Base { checkpoints: vec![sequence], lsn: file.lsn, caches: BTreeMap::new() })?;
+                folder.set_base(&Base::of(vec![sequence], file.lsn))?;
                 log.forget(Lsn(file.lsn)).context("what the checkpoint covers cannot be removed from the log")?;
             }
             Ok(())
@@ -185,6 +191,8 @@ impl Shard {
         watch: impl Fn(proto::SaveProgress) + Send + Sync,
     ) -> Result<Manifest> {
         let checkpoints = self.checkpoints()?;
+        let _one_at_a_time = checkpoints.coordinating.try_lock().map_err(|_| Error::SaveUnderWay)?;
+        checkpoints.store.check_cluster(&self.cluster_identity()).await?;
         let sequence = checkpoints.store.next_sequence().await?;
         let progress = Mutex::new(BTreeMap::<u32, proto::SaveShardProgress>::new());
         let tell = |shard: u32, message: proto::SaveShardProgress| {
@@ -233,15 +241,19 @@ impl Shard {
         }
     }
 
-    /// Makes a checkpoint of files, under the next number that is free.
-    async fn write_manifest(&self, first: u64, label: &str, files: Vec<FileEntry>) -> Result<Manifest> {
-        let checkpoints = self.checkpoints()?;
-        let cluster = checkpoint::ClusterIdentity {
+    fn cluster_identity(&self) -> ClusterIdentity {
+        ClusterIdentity {
             name: self.topology.cluster.clone(),
             partitions: self.topology.partitions(),
             seed: self.engine.config().seed,
-        };
-        let mut manifest = Manifest::new(first, label, cluster, files);
+        }
+    }
+
+    /// Makes a checkpoint of files, under the next number that is free.
+    async fn write_manifest(&self, first: u64, label: &str, files: Vec<FileEntry>) -> Result<Manifest> {
+        let checkpoints = self.checkpoints()?;
+        let mut manifest = Manifest::new(first, label, self.cluster_identity(), files);
+        manifest.check_tables()?;
         for sequence in first..first + TRIES {
             manifest.sequence = sequence;
             if checkpoints.store.put(&manifest).await? {
@@ -273,7 +285,11 @@ impl Shard {
         let mut other = self.other(shard)?;
         let url = self.checkpoints()?.store.url().to_string();
         let request = proto::SaveShardRequest { sequence, incremental, url };
-        let refused = |status: Status| anyhow!("shard {shard}: {}", status.message());
+        let address = &self.topology.shards[shard as usize];
+        let refused = |status: Status| match status.code() {
+            Code::Aborted => Error::SaveUnderWay.into(),
+            _ => anyhow!("shard {shard} ({address}): {}", status.message()),
+        };
         let mut stream = other.save_shard(self.credentials.request(request)).await.map_err(refused)?.into_inner();
         while let Some(message) = stream.message().await.map_err(refused)? {
             let file = message.file.clone();
@@ -293,7 +309,8 @@ impl Shard {
             let request = proto::SettleShardRequest { path: file.path.clone(), sequence, complete };
             let request = self.credentials.request(request);
             let answer = self.other(file.shard)?.settle_shard(request).await;
-            answer.map(drop).map_err(|status| anyhow!("shard {}: {}", file.shard, status.message()))
+            let address = &self.topology.shards[file.shard as usize];
+            answer.map(drop).map_err(|status| anyhow!("shard {} ({address}): {}", file.shard, status.message()))
         }));
         settled.await.into_iter().collect()
     }
@@ -302,6 +319,10 @@ impl Shard {
         let mut state = self.checkpoints()?.state.lock().await;
         match state.unsettled.take_if(|(file, ..)| file.path == path) {
             Some((file, _, unsettled)) => self.settle(&mut state, file, sequence, unsettled, complete).await,
+            None if complete && state.since.is_none_or(|(settled, _)| settled != sequence) => Err(anyhow!(
+                "shard {} has begun another checkpoint meanwhile, and starts from an earlier one",
+                self.number
+            )),
             None => Ok(()),
         }
     }
@@ -329,30 +350,22 @@ pub async fn save_regularly(shard: Arc<Shard>) {
     }
 }
 
-/// Saves this shard alone, because it ends. Returns whether everything that it has is in a checkpoint now.
-pub async fn save_at_end(shard: &Arc<Shard>) -> Result<bool> {
+/// Saves this shard alone, because it ends. Returns whether everything that it has is in a checkpoint now. It may take as
+/// long as it likes, but not go on for `patience` without a byte: a store that does not answer is not waited for.
+pub async fn save_at_end(shard: &Arc<Shard>, patience: Duration) -> Result<bool> {
     let Some(checkpoints) = shard.checkpoints.as_ref().filter(|checkpoints| checkpoints.on_drain) else {
         return Ok(false);
     };
-    let work = async {
-        // One that is under way is finished first.
-        let last = checkpoints.state.lock().await.lsn;
-        if last == Some(shard.engine.last_lsn().0) || shard.engine.last_lsn() == Lsn(0) {
-            return Ok(true);
+    let moved = Mutex::new(Instant::now());
+    let stuck = async {
+        while moved.lock().elapsed() < patience {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        tracing::info!("saving before the end");
-        let sequence = checkpoints.store.next_sequence().await?;
-        let file = shard.save_part(sequence, true, |_, _| {}).await?;
-        let lsn = file.lsn;
-        let path = file.path.clone();
-        let manifest = shard.write_manifest(sequence, "", vec![file]).await;
-        let complete = manifest.is_ok();
-        let number = manifest.as_ref().map_or(sequence, |manifest| manifest.sequence);
-        shard.settle_path(&path, number, complete).await?;
-        manifest?;
-        Ok(lsn == shard.engine.last_lsn().0)
     };
-    let saved: Result<bool> = work.await;
+    let saved = tokio::select! {
+        saved = save_alone(shard, checkpoints, || *moved.lock() = Instant::now()) => saved,
+        () = stuck => Err(anyhow!("{} does not answer", checkpoints.store.url())),
+    };
     match saved {
         Ok(saved) => Ok(saved),
         // Nothing is lost: the log is there.
@@ -362,6 +375,24 @@ pub async fn save_at_end(shard: &Arc<Shard>) -> Result<bool> {
         }
         Err(error) => Err(error.context("the state could not be saved before the end")),
     }
+}
+
+async fn save_alone(shard: &Arc<Shard>, checkpoints: &Checkpoints, moved: impl Fn()) -> Result<bool> {
+    // One that is under way is finished first.
+    let last = checkpoints.state.lock().await.lsn;
+    if last == Some(shard.engine.last_lsn().0) || shard.engine.last_lsn() == Lsn(0) {
+        return Ok(true);
+    }
+    tracing::info!("saving before the end");
+    checkpoints.store.check_cluster(&shard.cluster_identity()).await?;
+    let sequence = checkpoints.store.next_sequence().await?;
+    let file = shard.save_part(sequence, true, |_, _| moved()).await?;
+    let (lsn, path) = (file.lsn, file.path.clone());
+    let manifest = shard.write_manifest(sequence, "", vec![file]).await;
+    let number = manifest.as_ref().map_or(sequence, |manifest| manifest.sequence);
+    shard.settle_path(&path, number, manifest.is_ok()).await?;
+    manifest?;
+    Ok(lsn == shard.engine.last_lsn().0)
 }
 
 /// The checkpoint service of a shard.

@@ -209,7 +209,7 @@ impl Server {
                 Err(anyhow!("requests were still under way after {seconds} s (server.drain_seconds)"))
             }
         };
-        let saved = checkpoints::save_at_end(&self.shard).await;
+        let saved = checkpoints::save_at_end(&self.shard, self.drain_time).await;
         let shard = Arc::clone(&self.shard);
         tokio::task::spawn_blocking(move || shard.log.get().inspect(|log| log.close()).is_some()).await?;
         let ended = ended.and(saved);

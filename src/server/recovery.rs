@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::config::Config;
 use super::shard::{Recovering, Shard};
-use crate::durability::checkpoint::{self, CheckpointStore, From};
+use crate::durability::checkpoint::{self, CheckpointStore, From, Plan};
 use crate::durability::{self, Base, DataFolder, Identity, LogOptions, Progress};
 use crate::engine::{Change, Lsn};
 use crate::table::CacheBudget;
@@ -59,7 +59,7 @@ pub async fn recover(shard: &Arc<Shard>, config: &Config) -> Result<()> {
 /// does too, if its log holds nothing that no checkpoint has.
 async fn base(shard: &Shard, folder: &DataFolder, identity: &Identity) -> Result<Base> {
     match folder.identity()? {
-        Some(found) if found == *identity => return folder.base(),
+        Some(found) if found == *identity => return base_of_ours(shard, folder, identity).await,
         Some(found) => {
             may_be_taken_over(shard, folder, &found, identity).await?;
             tracing::info!(
@@ -75,17 +75,58 @@ async fn base(shard: &Shard, folder: &DataFolder, identity: &Identity) -> Result
         ),
         None => {}
     }
-    let mut base = Base::default();
-    if let Some(checkpoints) = &shard.checkpoints {
-        let owned = shard.topology.owned_by(shard.number);
-        if let Some(plan) = checkpoint::plan(&checkpoints.store, &identity.cluster(), &owned, &From::Newest).await? {
-            base = Base { checkpoints: plan.checkpoints(), lsn: plan.lsn.0, caches: BTreeMap::new() };
-        }
-    }
+    let base = newest(shard, identity).await?.map_or(Base::default(), |plan| Base::of(plan.checkpoints(), plan.lsn.0));
     // The log goes first: a folder that is still another shard's without it is refused or taken over again.
     folder.empty_log()?;
     folder.claim(identity, &base)?;
     Ok(base)
+}
+
+async fn newest(shard: &Shard, identity: &Identity) -> Result<Option<Plan>> {
+    let Some(checkpoints) = &shard.checkpoints else { return Ok(None) };
+    let owned = shard.topology.owned_by(shard.number);
+    checkpoint::plan(&checkpoints.store, &identity.cluster(), &owned, &From::Newest).await
+}
+
+/// Where this shard's own log goes on from: what is written down, or what it has saved since. Where others have saved its
+/// partitions since, because there was another number of shards, that is the newer state.
+async fn base_of_ours(shard: &Shard, folder: &DataFolder, identity: &Identity) -> Result<Base> {
+    let base = folder.base()?;
+    if base.chosen {
+        return Ok(base);
+    }
+    let Some(plan) = newest(shard, identity).await? else { return Ok(base) };
+    let newer = Base::of(plan.checkpoints(), plan.lsn.0);
+    if newer.checkpoints == base.checkpoints || newer.checkpoints.last() < base.checkpoints.last() {
+        return Ok(base);
+    }
+    if plan.is_by(identity.shard, identity.shards) {
+        if newer.lsn < base.lsn {
+            return Ok(base);
+        }
+        folder.set_base(&newer)?;
+        return Ok(newer);
+    }
+    let log = Arc::new(folder.log()?);
+    let last = durability::verify(log, identity.tag(), Lsn(base.lsn), &mut |_| {})?.last;
+    if last.0 > base.lsn {
+        bail!(
+            "another number of shards has saved the partitions of {} in checkpoint {:?} of {}, after this folder's log had begun; \
+             the log has changes {} to {} that the checkpoint does not have. To give those up and start from the checkpoint: \
+             hotrow checkpoint restore {} --discard-log --checkpoints {} --data-dir {}",
+            folder.path().display(),
+            newer.checkpoints,
+            shard.checkpoints.as_ref().map_or("", |checkpoints| checkpoints.store.url()),
+            base.lsn + 1,
+            last.0,
+            newer.checkpoints.last().copied().unwrap_or_default(),
+            shard.checkpoints.as_ref().map_or("", |checkpoints| checkpoints.store.url()),
+            folder.path().display(),
+        );
+    }
+    folder.empty_log()?;
+    folder.set_base(&newer)?;
+    Ok(newer)
 }
 
 /// Refuses a folder of another shard or cluster, unless only the number of shards differs and nothing would be lost.

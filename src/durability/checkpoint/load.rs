@@ -36,6 +36,11 @@ impl Plan {
         self.links().map(|(_, _, section)| section.length).sum()
     }
 
+    /// Whether one shard has written all of it.
+    pub fn is_by(&self, shard: u32, shards: u32) -> bool {
+        self.newest().all(|file| (file.shard, file.shards) == (shard, shards))
+    }
+
     /// Whether a table is in it.
     pub fn has_table(&self, name: &str) -> bool {
         self.newest().flat_map(|file| &file.tables).any(|table| table.spec.name == name)
@@ -101,7 +106,9 @@ pub async fn plan(
         From::Newest => {
             for (sequence, manifest) in store.list().await? {
                 // Silently taking an older one would lose what this one has.
-                manifests.insert(sequence, manifest?);
+                let unreadable =
+                    || format!("checkpoint {sequence} cannot be read: put it back, or remove it to do without");
+                manifests.insert(sequence, manifest.with_context(unreadable)?);
             }
             manifests.keys().copied().collect()
         }
@@ -128,7 +135,7 @@ pub async fn plan(
                 entry.insert(found.with_context(|| format!("checkpoint {newest} differs from {next}"))?);
             }
             let manifest = &manifests[&next];
-            check(manifest, cluster, store)?;
+            manifest.check_cluster(cluster, store.url())?;
             let (file, _) = manifest.section(partition).with_context(|| {
                 format!("checkpoint {next}, from which {newest} differs, has no partition {partition}")
             })?;
@@ -150,23 +157,6 @@ pub async fn plan(
         }
     }
     Ok(Some(plan))
-}
-
-fn check(manifest: &Manifest, cluster: &ClusterIdentity, store: &CheckpointStore) -> Result<()> {
-    let theirs = &manifest.cluster;
-    ensure!(
-        theirs == cluster,
-        "{} holds checkpoints of cluster '{}' ({} partitions, seed {}), and this is '{}' ({} partitions, seed {}): give \
-         each cluster a place of its own, and keep partitions and seed as they were",
-        store.url(),
-        theirs.name,
-        theirs.partitions,
-        theirs.seed,
-        cluster.name,
-        cluster.partitions,
-        cluster.seed,
-    );
-    Ok(())
 }
 
 /// Fills an engine without tables. `caches` are the sizes of caches that are to differ; `watch` is called with the bytes

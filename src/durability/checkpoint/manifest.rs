@@ -1,7 +1,7 @@
 //! The manifest of a checkpoint (docs/CHECKPOINT.md): what it holds, and in which files. It is written last; without
 //! one there is no checkpoint.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -163,6 +163,41 @@ impl Manifest {
             let at = file.sections.binary_search_by_key(&partition, |section| section.partition).ok()?;
             Some((file, &file.sections[at]))
         })
+    }
+
+    /// Refuses the checkpoint of another cluster.
+    pub fn check_cluster(&self, ours: &ClusterIdentity, place: &str) -> Result<()> {
+        let theirs = &self.cluster;
+        ensure!(
+            theirs == ours,
+            "{place} holds checkpoints of cluster '{}' ({} partitions, seed {}), and this is '{}' ({} partitions, seed {}): \
+             give each cluster a place of its own, and keep partitions and seed as they were",
+            theirs.name,
+            theirs.partitions,
+            theirs.seed,
+            ours.name,
+            ours.partitions,
+            ours.seed,
+        );
+        Ok(())
+    }
+
+    /// Refuses tables that are not the same in all files: no other number of shards could take over.
+    pub fn check_tables(&self) -> Result<()> {
+        let mut known = BTreeMap::new();
+        for file in &self.files {
+            for table in &file.tables {
+                let (shard, spec) = *known.entry(&table.spec.name).or_insert((file.shard, &table.spec));
+                ensure!(
+                    *spec == table.spec,
+                    "table '{}' is not the same on shards {shard} and {}: if its cache was changed by hotrow checkpoint restore \
+                     --cache, change it on all shards",
+                    table.spec.name,
+                    file.shard
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Whether every partition is in it.

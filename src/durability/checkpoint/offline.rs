@@ -49,6 +49,7 @@ pub async fn save_folders(
         "these are the folders of shards {numbers:?}, and the cluster has {shards}: give a --data-dir for each of 0 to {}",
         shards - 1
     );
+    store.check_cluster(&cluster).await?;
     let sequence = store.next_sequence().await?;
     let mut files: Vec<FileEntry> = Vec::new();
     for (folder, identity) in &folders {
@@ -59,10 +60,11 @@ pub async fn save_folders(
         files.push(save_part(store, &engine, part, |_| {}, |_| {}).await?.0);
     }
     let manifest = Manifest::new(sequence, label, cluster, files);
+    manifest.check_tables()?;
     ensure!(store.put(&manifest).await?, "another checkpoint has taken the number {sequence}: try again");
     for (folder, identity) in &folders {
         let file = manifest.files.iter().find(|file| file.shard == identity.shard).context("every shard has a file")?;
-        folder.set_base(&Base { checkpoints: vec![sequence], lsn: file.lsn, caches: BTreeMap::new() })?;
+        folder.set_base(&Base::of(vec![sequence], file.lsn))?;
         folder.empty_log()?;
     }
     Ok(manifest)
@@ -152,6 +154,6 @@ pub async fn restore_folder(
         kept = Some(folder.set_log_aside()?);
     }
     let caches = caches.into_iter().map(|(table, cache)| (table, cache.to_string())).collect();
-    folder.claim(&identity, &Base { checkpoints: vec![manifest.sequence], lsn: plan.lsn.0, caches })?;
+    folder.claim(&identity, &Base { caches, chosen: true, ..Base::of(vec![manifest.sequence], plan.lsn.0) })?;
     Ok((identity, kept))
 }

@@ -16,6 +16,9 @@ pub async fn prune(store: &CheckpointStore, keep: usize, dry: bool) -> Result<Ve
         // One that cannot be read may be what another differs from: somebody has to look first.
         manifests.insert(sequence, manifest?);
     }
+    if let Some(first) = manifests.values().next() {
+        manifests.values().try_for_each(|manifest| manifest.check_cluster(&first.cluster, store.url()))?;
+    }
     let complete: Vec<u64> = manifests.values().filter(|m| m.is_complete()).map(|m| m.sequence).collect();
     let Some(&oldest) = complete.iter().rev().take(keep).next_back() else { return Ok(Vec::new()) };
     let mut needed: BTreeSet<u64> = manifests.range(oldest..).map(|(&sequence, _)| sequence).collect();
@@ -37,6 +40,7 @@ pub async fn prune(store: &CheckpointStore, keep: usize, dry: bool) -> Result<Ve
         for path in store.left_over(&kept).await? {
             store.remove(&path).await?;
         }
+        store.remove_unnamed()?;
     }
     Ok(gone.into_keys().collect())
 }

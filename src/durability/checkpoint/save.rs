@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::frame;
 use super::manifest::{FileEntry, Section, TableEntry, folder};
-use super::store::CheckpointStore;
+use super::store::{CheckpointStore, told};
 use crate::engine::{Engine, Piece, Snapshot, Unsettled};
 
 /// Frames are handed on in blocks of about this size.
@@ -67,12 +67,12 @@ pub async fn save_part(
         let _ = cut_at.send(snapshot.lsn().0);
         read(snapshot, &blocks)
     });
-    let told = async {
+    let cut_told = async {
         if let Ok(lsn) = has_cut.await {
             cut(lsn);
         }
     };
-    let (sent, ()) = tokio::join!(send(store, &path, part_bytes, taken, watch), told);
+    let (sent, ()) = tokio::join!(send(store, &path, part_bytes, taken, watch), cut_told);
     // The receiver is gone by now, so that a reader whose blocks nobody takes has given up.
     let read = reader.await?;
     let (upload, bytes) = match (sent, &read) {
@@ -85,7 +85,7 @@ pub async fn save_part(
         (Err(error), _) => return Err(give_up(engine, read, error)),
     };
     if let Err(error) = upload.finish().await {
-        return Err(give_up(engine, read, Error::new(error).context(store.place(&path))));
+        return Err(give_up(engine, read, told(error).context(store.place(&path))));
     }
     let Read { lsn, tables, sections, unsettled } = read?;
     let (base, links) = base.map_or((None, 0), |(base, links)| (Some(base), links + 1));
@@ -114,7 +114,7 @@ async fn send(
         bytes += block.len() as u64;
         if let Err(error) = upload.wait_for_capacity(SIDE_BY_SIDE).await {
             let _ = upload.abort().await;
-            return Err(error).with_context(|| store.place(path));
+            return Err(told(error).context(store.place(path)));
         }
         upload.put(block);
         watch(bytes);
