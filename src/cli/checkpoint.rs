@@ -126,7 +126,7 @@ pub struct Place {
 /// Which checkpoint.
 #[derive(Debug, clap::Args)]
 pub struct Which {
-    /// Its number, as `hotrow checkpoint list` shows it [default: the newest complete one].
+    /// Its number, as `hotrow checkpoint list` shows it [default: the newest complete one; restore: what a start would take].
     #[arg(conflicts_with = "label")]
     number: Option<u64>,
     /// The newest with this label.
@@ -319,7 +319,9 @@ fn inspect(manifest: &Manifest, output: Output) -> Result<()> {
 
 async fn restore(args: Restore) -> Result<()> {
     let store = CheckpointStore::existing(&args.place.checkpoints)?;
-    let manifest = args.which.find(&store).await?;
+    // Without either, it is what a start would take: also what shards saved by themselves when they were drained.
+    let named = args.which.number.is_some() || args.which.label.is_some();
+    let manifest = if named { Some(args.which.find(&store).await?) } else { None };
     let mut caches = std::collections::BTreeMap::new();
     for text in &args.cache {
         let Some((table, size)) = text.split_once('=') else { bail!("--cache {text}: it is like item=10%") };
@@ -327,8 +329,9 @@ async fn restore(args: Restore) -> Result<()> {
         ensure!(caches.insert(table.to_string(), size).is_none(), "--cache names '{table}' twice");
     }
     let share = args.shard.zip(args.shards).map(|(shard, shards)| Share { shard, shards });
-    let done = checkpoint::restore_folder(&store, &manifest, &args.data_dir, share, caches, args.discard_log).await?;
-    let (identity, kept) = done;
+    let done =
+        checkpoint::restore_folder(&store, manifest.as_ref(), &args.data_dir, share, caches, args.discard_log).await?;
+    let (identity, checkpoints, kept) = done;
     if let Some(kept) = kept {
         println!("the log that was there is in {}", kept.display());
     }
@@ -337,7 +340,7 @@ async fn restore(args: Restore) -> Result<()> {
         args.data_dir.display(),
         identity.shard,
         identity.shards,
-        manifest.sequence
+        checkpoints.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ")
     );
     Ok(())
 }

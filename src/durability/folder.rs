@@ -60,15 +60,18 @@ pub struct Base {
     /// Whether somebody has chosen them, so that later ones do not count.
     #[serde(default)]
     pub chosen: bool,
+    /// Tells the changes of this folder from others with the same places: those that were given up, or of another life.
+    #[serde(default)]
+    pub history: u64,
     /// Caches whose size is to differ from the one in the checkpoint.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub caches: BTreeMap<String, String>,
 }
 
 impl Base {
-    /// The state up to a change is in these checkpoints.
+    /// The state up to a change is in these checkpoints; a new history begins.
     pub fn of(checkpoints: Vec<u64>, lsn: u64) -> Base {
-        Base { checkpoints, lsn, ..Base::default() }
+        Base { checkpoints, lsn, history: new_history(), ..Base::default() }
     }
 
     /// The sizes of caches that are to differ.
@@ -79,6 +82,11 @@ impl Base {
         };
         self.caches.iter().map(parsed).collect()
     }
+}
+
+/// A history that nobody else has. It fits what TOML calls an integer.
+pub fn new_history() -> u64 {
+    rand::random::<u64>() >> 1 | 1
 }
 
 const IDENTITY: &str = "identity.toml";

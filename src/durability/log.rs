@@ -82,6 +82,8 @@ struct Waiting {
     last: Lsn,
     /// Why changes are refused, if they are.
     refusing: Option<String>,
+    /// Whether somebody waits for a sync, whatever the policy is.
+    sync_asked: bool,
     closing: bool,
 }
 
@@ -128,6 +130,7 @@ impl Log {
                 first: end.last,
                 last: end.last,
                 refusing: None,
+                sync_asked: false,
                 closing: false,
             }),
             more: Condvar::new(),
@@ -218,6 +221,21 @@ impl Log {
         }
     }
 
+    /// Waits until a change is synced, whatever the policy is.
+    pub async fn sync_up_to(&self, lsn: Lsn) -> Result<(), String> {
+        {
+            self.shared.waiting.lock().sync_asked = true;
+            self.shared.more.notify_one();
+        }
+        let mut reached = self.shared.reached.subscribe();
+        let done = |reached: &Reached| reached.synced >= lsn || reached.failed.is_some();
+        let reached = reached.wait_for(done).await.map_err(|e| e.to_string())?;
+        match &reached.failed {
+            Some(reason) if reached.synced < lsn => Err(reason.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether it takes no more changes, for good: it has failed, or is closed.
     pub fn is_over(&self) -> bool {
         // One after the other: the writer tells what is reached while it holds what waits.
@@ -259,7 +277,9 @@ impl Log {
     /// Removes the segments that hold nothing after `lsn`: a checkpoint has it. The one that is written to stays; after
     /// [`Log::close`] it goes too, if it holds nothing else.
     pub fn forget(&self, lsn: Lsn) -> io::Result<()> {
-        let open = self.writer.lock().is_some();
+        // Held to the end: one at a time.
+        let writer = self.writer.lock();
+        let open = writer.is_some();
         let last = self.shared.waiting.lock().last;
         let bytes = remove_segments(&*self.disk, |_, next| match next {
             Some(next) => next.0 <= lsn.0 + 1,
@@ -319,12 +339,12 @@ impl Writer {
     fn run(&mut self) -> io::Result<()> {
         let mut spare = Vec::new();
         loop {
-            let (mut taken, closing) = self.take(spare);
+            let (mut taken, asked, closing) = self.take(spare);
             if taken.count > 0 {
                 self.append(&mut taken)?;
             }
             let last = taken.last;
-            if self.unsynced.is_some() && (closing || self.options.sync == SyncPolicy::Always) {
+            if asked || closing || self.options.sync == SyncPolicy::Always && self.unsynced.is_some() {
                 self.sync()?;
                 self.shared.reached.send_modify(|reached| reached.synced = last);
             }
@@ -332,9 +352,19 @@ impl Writer {
             if let SyncPolicy::Interval(interval) = self.options.sync
                 && self.unsynced.is_some_and(|since| since.elapsed() >= interval)
                 && let (Some(syncer), Some((_, _, name))) = (&self.syncer, &self.end.segment)
-                && syncer.begin(name.clone(), last)
+                && !syncer.is_busy()
             {
-                self.unsynced = None;
+                match self.end.disk.open(name) {
+                    Ok(file) => {
+                        syncer.begin(file, last);
+                        self.unsynced = None;
+                    }
+                    // No second handle can be had at the moment.
+                    Err(_) => {
+                        self.sync()?;
+                        self.shared.reached.send_modify(|reached| reached.synced = last);
+                    }
+                }
             }
             if closing || self.shared.reached.borrow().failed.is_some() {
                 return Ok(());
@@ -345,9 +375,9 @@ impl Writer {
     }
 
     /// Waits for changes, for the time to sync, or for the end, and takes what waits.
-    fn take(&self, spare: Vec<u8>) -> (Taken, bool) {
+    fn take(&self, spare: Vec<u8>) -> (Taken, bool, bool) {
         let mut waiting = self.shared.waiting.lock();
-        while waiting.count == 0 && !waiting.closing {
+        while waiting.count == 0 && !waiting.closing && !waiting.sync_asked {
             let syncing = self.syncer.as_ref().is_some_and(Syncer::is_busy);
             match (self.options.sync, self.unsynced) {
                 // The end of the sync that is under way is told like a change.
@@ -367,7 +397,7 @@ impl Writer {
             first: waiting.first,
             last: waiting.last,
         };
-        (taken, waiting.closing)
+        (taken, std::mem::take(&mut waiting.sync_asked), waiting.closing)
     }
 
     fn append(&mut self, taken: &mut Taken) -> io::Result<()> {
@@ -411,6 +441,9 @@ impl Writer {
     fn sync(&mut self) -> io::Result<()> {
         if let Some(syncer) = &self.syncer {
             syncer.wait();
+            if let Some(reason) = &self.shared.reached.borrow().failed {
+                return Err(io::Error::other(reason.clone()));
+            }
         }
         if self.unsynced.is_none() {
             return Ok(());
@@ -476,18 +509,18 @@ impl Shared {
 struct Syncer {
     busy: Arc<(Mutex<bool>, Condvar)>,
     /// Dropped before the thread is waited for.
-    jobs: Option<mpsc::Sender<(String, Lsn)>>,
+    jobs: Option<mpsc::Sender<(Box<dyn DiskFile>, Lsn)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Syncer {
     fn start(shared: Arc<Shared>, disk: Arc<dyn Disk>) -> io::Result<Syncer> {
         let busy = Arc::new((Mutex::new(false), Condvar::new()));
-        let (jobs, taken) = mpsc::channel::<(String, Lsn)>();
+        let (jobs, taken) = mpsc::channel::<(Box<dyn DiskFile>, Lsn)>();
         let done = Arc::clone(&busy);
         let run = move || {
-            while let Ok((name, last)) = taken.recv() {
-                match disk.open(&name).and_then(|mut file| file.sync()) {
+            while let Ok((mut file, last)) = taken.recv() {
+                match file.sync() {
                     Ok(()) => {
                         shared.syncs.fetch_add(1, Ordering::Relaxed);
                         shared.reached.send_modify(|reached| reached.synced = last);
@@ -505,12 +538,10 @@ impl Syncer {
         Ok(Syncer { busy, jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Begins to sync a segment, in which `last` is written; `false` if one is under way.
-    fn begin(&self, name: String, last: Lsn) -> bool {
+    /// Begins to sync a segment, in which `last` is written. None is under way.
+    fn begin(&self, file: Box<dyn DiskFile>, last: Lsn) {
         let mut busy = self.busy.0.lock();
-        let begun = !*busy && self.jobs.as_ref().is_some_and(|jobs| jobs.send((name, last)).is_ok());
-        *busy |= begun;
-        begun
+        *busy = self.jobs.as_ref().is_some_and(|jobs| jobs.send((file, last)).is_ok());
     }
 
     fn is_busy(&self) -> bool {

@@ -14,7 +14,7 @@ mod record;
 mod replay;
 
 pub use self::disk::{Disk, DiskFile, LocalFolder};
-pub use self::folder::{Base, DataFolder, Identity};
+pub use self::folder::{Base, DataFolder, Identity, new_history};
 pub use self::log::{Log, LogOptions, LogStats, SyncPolicy};
 pub use self::mend::cut;
 pub use self::replay::{Cut, LogError, Progress, Recovered, Verified, recover, verify};

@@ -16,7 +16,7 @@ use crate::engine::{Change, Lsn};
 use crate::error::{Error, Result};
 use crate::numeric::NUMERICS_VERSION;
 
-/// Why a log is not replayed. Nothing was changed on disk.
+/// Why a log is not replayed. Nothing that a checkpoint does not have was changed on disk.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The system says no.

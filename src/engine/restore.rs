@@ -70,15 +70,15 @@ impl<'a> Restore<'a> {
         Ok(RestorePartition { restore: self, place, tables, table: None, went: Vec::new(), rows: Vec::new() })
     }
 
-    /// All partitions are filled; changes go on after `lsn`. `tracked` says that what changes from now on has changed since
-    /// the checkpoint that was read.
+    /// All partitions are filled; changes go on after `lsn`. `tracked` says that later checkpoints may differ from the one that
+    /// was read.
     pub fn finish(self, lsn: Lsn, tracked: bool) {
         self.engine.order.turn().go_on_after(lsn);
         for partition in &self.engine.partitions {
             let mut partition = partition.write();
             for table in &self.tables {
-                if let Some(part) = partition.part_mut(table.id).filter(|_| tracked) {
-                    part.note_changes();
+                if let Some(part) = partition.part_mut(table.id).filter(|_| !tracked) {
+                    part.forget_changes();
                 }
             }
         }
@@ -114,7 +114,11 @@ impl RestorePartition<'_, '_> {
         let part = parts[table.id].as_deref_mut().expect("made when the restore began");
         match piece {
             Piece::Rows(rows) => part.restore_rows(&rows, &table.chunks, &engine.budget),
-            Piece::Index { rows, free } if last => part.restore_index(rows, free, &engine.budget),
+            Piece::Index { rows, free } if last => {
+                // The rows are there. What a smaller cache rounds into them from here on has changed since.
+                part.note_changes();
+                part.restore_index(rows, free, &engine.budget)
+            }
             Piece::Directory(image) if last => self.directory(part, &table, image),
             Piece::Slots { slots, values } if last => {
                 let noise = Noise { seed: engine.config.seed, partition: *id, write_back: 0 };

@@ -28,6 +28,8 @@ use crate::proto::checkpoints_server::Checkpoints as Service;
 const SAY_EVERY: Duration = Duration::from_millis(100);
 /// How often a number is tried that another save has taken meanwhile.
 const TRIES: u64 = 100;
+/// A file's entry names each of its partitions.
+const LARGEST_ENTRY: usize = 64 << 20;
 
 /// What a shard knows of its checkpoints.
 pub struct Checkpoints {
@@ -42,7 +44,7 @@ pub struct Checkpoints {
     /// Held while this shard saves the cluster.
     coordinating: tokio::sync::Mutex<()>,
     /// Held while a part is written.
-    state: Arc<tokio::sync::Mutex<State>>,
+    state: tokio::sync::Mutex<State>,
 }
 
 /// What is counted, for metrics.
@@ -89,7 +91,7 @@ impl Checkpoints {
             interval: (section.interval_seconds > 0).then(|| Duration::from_secs(section.interval_seconds)),
             on_drain: section.on_drain,
             coordinating: tokio::sync::Mutex::default(),
-            state: Arc::default(),
+            state: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -116,7 +118,18 @@ impl Shard {
         watch: impl Fn(u64, u64),
     ) -> Result<FileEntry> {
         let checkpoints = self.checkpoints()?;
-        let mut state = Arc::clone(&checkpoints.state).try_lock_owned().map_err(|_| Error::SaveUnderWay)?;
+        let state = checkpoints.state.try_lock().map_err(|_| Error::SaveUnderWay)?;
+        self.save_part_with(checkpoints, state, sequence, incremental, watch).await
+    }
+
+    async fn save_part_with(
+        self: &Arc<Self>,
+        checkpoints: &Checkpoints,
+        mut state: tokio::sync::MutexGuard<'_, State>,
+        sequence: u64,
+        incremental: bool,
+        watch: impl Fn(u64, u64),
+    ) -> Result<FileEntry> {
         if let Some((file, sequence, _)) = &state.unsettled {
             // Whoever asked for it was not heard of again: is it in a checkpoint? It stays unsettled while nobody can tell.
             let (path, sequence) = (file.path.clone(), *sequence);
@@ -134,20 +147,39 @@ impl Shard {
         }
         let begun = Instant::now();
         let shards = self.topology.shards.len() as u32;
-        let part = PartOf { sequence, shard: self.number, shards, base };
-        let cut = AtomicU64::new(0);
-        let tell_cut = |lsn| {
-            cut.store(lsn, Ordering::Relaxed);
-            watch(lsn, 0);
+        let history = self.history.get().copied().unwrap_or_default();
+        let part = PartOf { sequence, shard: self.number, shards, history, base };
+        let (tell, mut told) = tokio::sync::watch::channel((0, 0));
+        let tell_cut = tell.clone();
+        let mut saving = std::pin::pin!(checkpoint::save_part(
+            &checkpoints.store,
+            &self.engine,
+            part,
+            move |lsn| _ = tell_cut.send_replace((lsn, 0)),
+            move |bytes| tell.send_modify(|told| told.1 = bytes),
+        ));
+        let saved = loop {
+            tokio::select! {
+                saved = &mut saving => break saved,
+                Ok(()) = told.changed() => {
+                    let (lsn, bytes) = *told.borrow_and_update();
+                    watch(lsn, bytes);
+                }
+            }
         };
-        let tell_bytes = |bytes| watch(cut.load(Ordering::Relaxed), bytes);
-        let saved = checkpoint::save_part(&checkpoints.store, &self.engine, part, tell_cut, tell_bytes).await;
         let (file, unsettled) =
             saved.inspect_err(|_| _ = checkpoints.counts.failures.fetch_add(1, Ordering::Relaxed))?;
         let millis = begun.elapsed().as_millis() as u64;
         checkpoints.counts.millis.store(millis, Ordering::Relaxed);
         checkpoints.counts.bytes.store(file.bytes, Ordering::Relaxed);
         tracing::info!(sequence, bytes = file.bytes, lsn = file.lsn, millis, whole = base.is_none(), "part saved");
+        if let Some(log) = self.log.get() {
+            // The checkpoint must not have changes that a loss of power takes from the log: others would get their places.
+            if let Err(reason) = log.sync_up_to(Lsn(file.lsn)).await {
+                self.engine.settle(unsettled, false);
+                return Err(anyhow!(reason));
+            }
+        }
         state.unsettled = Some((file.clone(), sequence, unsettled));
         Ok(file)
     }
@@ -167,7 +199,9 @@ impl Shard {
             checkpoints.counts.failures.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        (state.since, state.lsn) = (Some((sequence, file.links)), Some(file.lsn));
+        // From here on what changes has changed since this one, whatever becomes of the folder.
+        (state.since, state.lsn) = (Some((sequence, file.links)), None);
+        let lsn = file.lsn;
         checkpoints.counts.sequence.store(sequence, Ordering::Relaxed);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         checkpoints.counts.made.store(now, Ordering::Relaxed);
@@ -175,12 +209,14 @@ impl Shard {
         tokio::task::spawn_blocking(move || {
             if let (Some(folder), Some(log)) = (shard.data_folder.get(), shard.log.get()) {
                 // What the log goes on from is written down before anything of it goes.
-                folder.set_base(&Base::of(vec![sequence], file.lsn))?;
+                folder.set_base(&Base { history: file.history, ..Base::of(vec![sequence], file.lsn) })?;
                 log.forget(Lsn(file.lsn)).context("what the checkpoint covers cannot be removed from the log")?;
             }
-            Ok(())
+            anyhow::Ok(())
         })
-        .await?
+        .await??;
+        state.lsn = Some(lsn);
+        Ok(())
     }
 
     /// Saves the whole cluster. `watch` is told how far it is.
@@ -213,6 +249,8 @@ impl Shard {
         let written: Vec<FileEntry> = files.iter().filter_map(|file| file.as_ref().ok().cloned()).collect();
         let finished = async {
             let files = files.into_iter().collect::<Result<Vec<_>>>()?;
+            let covered: usize = files.iter().map(|file| file.sections.len()).sum();
+            ensure!(covered == self.topology.partitions() as usize, "the shards do not have all partitions together");
             self.write_manifest(sequence, label, files).await
         };
         match finished.await {
@@ -256,12 +294,22 @@ impl Shard {
         manifest.check_tables()?;
         for sequence in first..first + TRIES {
             manifest.sequence = sequence;
-            if checkpoints.store.put(&manifest).await? {
-                tracing::info!(sequence, label, bytes = manifest.bytes(), "checkpoint is complete");
-                return Ok(manifest);
+            if !checkpoints.store.put(&manifest).await? {
+                let there = checkpoints.store.get(sequence).await?;
+                // An answer that was lost and asked for again says that it is there already, and it is.
+                if there.files != manifest.files {
+                    there.check_not_newer(&manifest)?;
+                    continue;
+                }
             }
+            if let Err(error) = checkpoints.store.check_chain(&manifest).await {
+                checkpoints.store.remove(&manifest.path()).await?;
+                return Err(error);
+            }
+            tracing::info!(sequence, label, bytes = manifest.bytes(), "checkpoint is complete");
+            return Ok(manifest);
         }
-        Err(anyhow!("other checkpoints have taken the numbers {first} to {}", first + TRIES))
+        Err(anyhow!("other checkpoints have taken the numbers {first} to {}", first + TRIES - 1))
     }
 
     /// One shard's part: written here, or by the shard that is asked.
@@ -330,7 +378,8 @@ impl Shard {
     fn other(&self, shard: u32) -> Result<CheckpointsClient<tonic::transport::Channel>> {
         let address = &self.topology.shards[shard as usize];
         let channel = client::connect_shard(address, &self.credentials);
-        Ok(CheckpointsClient::new(channel.with_context(|| format!("shard {shard} ({address})"))?))
+        let client = CheckpointsClient::new(channel.with_context(|| format!("shard {shard} ({address})"))?);
+        Ok(client.max_decoding_message_size(LARGEST_ENTRY))
     }
 }
 
@@ -350,11 +399,11 @@ pub async fn save_regularly(shard: Arc<Shard>) {
     }
 }
 
-/// Saves this shard alone, because it ends. Returns whether everything that it has is in a checkpoint now. It may take as
+/// Saves this shard alone, because it ends. Returns the last change that is in a checkpoint now. It may take as
 /// long as it likes, but not go on for `patience` without a byte: a store that does not answer is not waited for.
-pub async fn save_at_end(shard: &Arc<Shard>, patience: Duration) -> Result<bool> {
+pub async fn save_at_end(shard: &Arc<Shard>, patience: Duration) -> Result<Option<Lsn>> {
     let Some(checkpoints) = shard.checkpoints.as_ref().filter(|checkpoints| checkpoints.on_drain) else {
-        return Ok(false);
+        return Ok(None);
     };
     let moved = Mutex::new(Instant::now());
     let stuck = async {
@@ -371,28 +420,29 @@ pub async fn save_at_end(shard: &Arc<Shard>, patience: Duration) -> Result<bool>
         // Nothing is lost: the log is there.
         Err(error) if shard.log.get().is_some() => {
             tracing::warn!("the last checkpoint came to nothing, the next start replays the log: {error:#}");
-            Ok(false)
+            Ok(None)
         }
         Err(error) => Err(error.context("the state could not be saved before the end")),
     }
 }
 
-async fn save_alone(shard: &Arc<Shard>, checkpoints: &Checkpoints, moved: impl Fn()) -> Result<bool> {
+async fn save_alone(shard: &Arc<Shard>, checkpoints: &Checkpoints, moved: impl Fn()) -> Result<Option<Lsn>> {
     // One that is under way is finished first.
-    let last = checkpoints.state.lock().await.lsn;
-    if last == Some(shard.engine.last_lsn().0) || shard.engine.last_lsn() == Lsn(0) {
-        return Ok(true);
+    let state = checkpoints.state.lock().await;
+    let last = shard.engine.last_lsn();
+    if last == Lsn(0) || state.lsn == Some(last.0) {
+        return Ok(Some(last));
     }
     tracing::info!("saving before the end");
     checkpoints.store.check_cluster(&shard.cluster_identity()).await?;
     let sequence = checkpoints.store.next_sequence().await?;
-    let file = shard.save_part(sequence, true, |_, _| moved()).await?;
+    let file = shard.save_part_with(checkpoints, state, sequence, true, |_, _| moved()).await?;
     let (lsn, path) = (file.lsn, file.path.clone());
     let manifest = shard.write_manifest(sequence, "", vec![file]).await;
     let number = manifest.as_ref().map_or(sequence, |manifest| manifest.sequence);
     shard.settle_path(&path, number, manifest.is_ok()).await?;
     manifest?;
-    Ok(lsn == shard.engine.last_lsn().0)
+    Ok(Some(Lsn(lsn)))
 }
 
 /// The checkpoint service of a shard.

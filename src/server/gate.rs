@@ -78,7 +78,15 @@ impl GateLayer {
         // Looking after a shard must work when it is busy or ending; so must its health.
         let is_data = path.starts_with("/hotrow.v1.Data/");
         let is_stream = path == "/hotrow.v1.Data/Stream";
-        if is_data && *self.shard.draining.borrow() {
+        let changes = matches!(
+            path,
+            "/hotrow.v1.Admin/AssignRows"
+                | "/hotrow.v1.Admin/RemoveRows"
+                | "/hotrow.v1.Tables/Create"
+                | "/hotrow.v1.Tables/Alter"
+                | "/hotrow.v1.Tables/Drop"
+        );
+        if (is_data || changes) && *self.shard.draining.borrow() {
             return Err(status::draining());
         }
         let room = match is_data {

@@ -108,6 +108,7 @@ impl Server {
             memory_budget,
             log: OnceLock::new(),
             data_folder: OnceLock::new(),
+            history: OnceLock::new(),
             checkpoints: Checkpoints::open(&config)?,
             recovering: Mutex::new(None),
             cut_bytes: AtomicU64::new(0),
@@ -213,9 +214,9 @@ impl Server {
         let shard = Arc::clone(&self.shard);
         tokio::task::spawn_blocking(move || shard.log.get().inspect(|log| log.close()).is_some()).await?;
         let ended = ended.and(saved);
-        if let (Ok(true), Some(log)) = (&ended, self.shard.log.get()) {
-            // The checkpoint has everything: the next start has nothing to replay, whatever version it is of.
-            log.forget(self.shard.engine.last_lsn())?;
+        if let (Ok(Some(lsn)), Some(log)) = (&ended, self.shard.log.get()) {
+            // If the checkpoint has everything the next start has nothing to replay, whatever version it is of.
+            log.forget(*lsn)?;
         }
         // The process may end before the listener's own task runs again. No path is no file.
         let _ = std::fs::remove_file(&self.unix);

@@ -66,6 +66,8 @@ pub struct Shard {
     pub log: OnceLock<Log>,
     /// Where the log is; nobody else may use it meanwhile.
     pub data_folder: OnceLock<DataFolder>,
+    /// The history that its changes belong to, once it has started.
+    pub history: OnceLock<u64>,
     /// Where its state is saved; `None` where it is not.
     pub checkpoints: Option<Checkpoints>,
     /// How far the replay is, while there is one.

@@ -240,6 +240,11 @@ impl TablePart {
         self.rows.note_changes();
     }
 
+    /// There is no checkpoint that the next could differ from.
+    pub fn forget_changes(&mut self) {
+        self.rows.put_changes_back(None);
+    }
+
     /// Copies the next rows, as they were at the cut, that are to be saved from `from` on. `None` where there are none.
     pub fn save_rows(&self, from: u32) -> Option<RowsPiece> {
         let saving = self.saving.as_ref()?;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hotrow::durability::{LogOptions, SyncPolicy};
 use hotrow::{Error, Lsn, Optimizer, Precision, Pull, Push, TableSpec};
 
 use crate::disk::{Faults, Logged, OPTIONS, SimDisk, wait};
@@ -145,4 +146,53 @@ fn a_full_disk_refuses_changes_until_there_is_room() {
     drop(logged);
     let again = Logged::start(&disk.lose_power(&mut Random(1)), OPTIONS).unwrap();
     assert_eq!(again.engine.digests(), expected);
+}
+
+/// With `interval` a second thread syncs: its failure ends the log too, at any call, and nothing hangs.
+#[test]
+fn every_call_may_fail_with_an_interval() {
+    let options = LogOptions { sync: SyncPolicy::Interval(Duration::from_micros(200)), ..OPTIONS };
+    let mut told = 0;
+    for fail_at in 0..60 {
+        let disk = SimDisk::default();
+        disk.set_faults(Faults { fail_at: Some(fail_at), ..Faults::default() });
+        let logged = Logged::start(&disk, options).unwrap();
+        let mut acknowledged = 0;
+        let made = logged.engine.create(&table()).ok().map(|lsn| wait(logged.log.safe(lsn)));
+        for key in (0..80).take_while(|_| matches!(made, Some(Ok(())))) {
+            let Ok(lsn) = push(&logged, key) else { break };
+            if wait(logged.log.safe(lsn)).is_err() {
+                break;
+            }
+            acknowledged = key + 1;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if disk.calls() > fail_at {
+            assert!(wait(logged.log.failed()).contains("injected"), "call {fail_at}");
+            assert!(matches!(push(&logged, 999), Err(Error::NotOrdered(_))), "call {fail_at}");
+            let up_to = logged.engine.last_lsn();
+            assert!(wait(logged.log.sync_up_to(Lsn(up_to.0 + 1))).is_err(), "call {fail_at}");
+            told += 1;
+        }
+        drop(logged);
+        // The process starts again: what was written is there.
+        disk.set_faults(Faults::default());
+        check(&Logged::start(&disk, OPTIONS).unwrap(), acknowledged, fail_at);
+    }
+    assert!(told > 50, "{told} of 60 failures happened");
+}
+
+/// A sync that is asked for comes, whatever the policy: what it covers survives a loss of power.
+#[test]
+fn a_sync_that_is_asked_for_comes() {
+    for sync in [SyncPolicy::Never, SyncPolicy::Interval(Duration::from_secs(3600)), SyncPolicy::Always] {
+        let disk = SimDisk::default();
+        let logged = Logged::start(&disk, LogOptions { sync, ..OPTIONS }).unwrap();
+        logged.engine.create(&table()).unwrap();
+        let last = (0..30).map(|key| push(&logged, key).unwrap()).last().unwrap();
+        wait(logged.log.sync_up_to(last)).unwrap();
+        wait(logged.log.sync_up_to(last)).unwrap();
+        let survived = disk.lose_power(&mut Random(4));
+        assert_eq!(Logged::start(&survived, OPTIONS).unwrap().engine.last_lsn(), last, "{sync:?}");
+    }
 }

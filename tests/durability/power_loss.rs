@@ -66,7 +66,7 @@ fn start(disk: &SimDisk) -> anyhow::Result<(Logged, Option<(u64, u32)>)> {
 fn save(disk: &SimDisk, logged: &Logged, since: &mut Option<(u64, u32)>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let store = store_on(disk);
     let sequence = wait(store.next_sequence())?;
-    let part = PartOf { sequence, shard: 0, shards: 1, base: since.filter(|(_, links)| *links < 3) };
+    let part = PartOf { sequence, shard: 0, shards: 1, history: 1, base: since.filter(|(_, links)| *links < 3) };
     let (file, unsettled) = wait(checkpoint::save_part(&store, &logged.engine, part, |_| {}, |_| {}))?;
     let (lsn, links) = (Lsn(file.lsn), file.links);
     let put = wait(store.put(&Manifest::new(sequence, "", cluster(), vec![file])));

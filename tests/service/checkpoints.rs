@@ -358,3 +358,104 @@ async fn a_push_is_known_after_a_restore() {
     client.push(&push).await.unwrap();
     assert_ne!(rows(&client).await, before, "and the next one is new");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_does_not_come_back() {
+    let saved = tempfile::tempdir().unwrap();
+    let home = Home::new(saved.path());
+    let cluster = home.start(2, &[]).await;
+    let client = cluster.client().await;
+    make_tables(&client).await;
+    let mut random = Random(7);
+    train(&client, &mut random, 1, 5).await;
+    client.save_checkpoint("good", false, |_, _| {}).await.unwrap();
+    train(&client, &mut random, 6, 30).await;
+    client.save_checkpoint("bad", true, |_, _| {}).await.unwrap();
+    drop(cluster);
+    for shard in 0..2 {
+        let data_dir = home.data_dir(shard);
+        let arguments = ["--label", "good", "--discard-log", "--checkpoints", &home.saved, "--data-dir", &data_dir];
+        run(&[&["checkpoint", "restore"], &arguments[..]].concat(), true);
+    }
+    let cluster = home.start(2, &[]).await;
+    let client = cluster.client().await;
+    train(&client, &mut random, 6, 3).await;
+    let before = rows(&client).await;
+    drop(cluster);
+    // The checkpoint that was given up has later places. It is not what this log went through, and covers nothing of it.
+    let error = home.refused(0, 3);
+    assert!(error.contains("it would be lost"), "{error}");
+    let cluster = home.start(2, &[]).await;
+    let client = cluster.client().await;
+    assert_eq!(rows(&client).await, before);
+    client.save_checkpoint("", true, |_, _| {}).await.unwrap();
+    drop(cluster);
+    assert_eq!(rows(&home.start(3, &[]).await.client().await).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_of_another_life_are_refused() {
+    let saved = tempfile::tempdir().unwrap();
+    let earlier = Home::new(saved.path());
+    let cluster = earlier.start(1, &[]).await;
+    let client = cluster.client().await;
+    make_tables(&client).await;
+    train(&client, &mut Random(8), 1, 30).await;
+    client.save_checkpoint("", false, |_, _| {}).await.unwrap();
+    drop(cluster);
+
+    // A cluster of the same name that has never seen them, with fewer changes.
+    let home = Home::new(saved.path());
+    let data_dir = home.data_dir(0);
+    let flags = ["--data-dir", &data_dir, "--partitions", PARTITIONS];
+    let shard = Shard::start(&free_address(), &flags).await;
+    let client = Client::connect(&shard.address).await.unwrap();
+    make_tables(&client).await;
+    train(&client, &mut Random(9), 1, 5).await;
+    let before = rows(&client).await;
+    drop(shard);
+    let error = home.refused(0, 1);
+    assert!(error.contains("does not come from the log there") && error.contains("--discard-log"), "{error}");
+    let shard = Shard::start(&free_address(), &flags).await;
+    assert_eq!(rows(&Client::connect(&shard.address).await.unwrap()).await, before, "nothing was lost by asking");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_cache_after_a_drain_keeps_everything_and_so_does_the_next_drain() {
+    let saved = tempfile::tempdir().unwrap();
+    let home = Home::new(saved.path());
+    let drained = async |mut cluster: Cluster| {
+        for shard in &mut cluster.shards {
+            shard.terminate();
+            assert!(shard.ended().await.success(), "{}", shard.log());
+        }
+    };
+    let cluster = home.start(2, &[]).await;
+    let client = cluster.client().await;
+    make_tables(&client).await;
+    let mut random = Random(10);
+    train(&client, &mut random, 1, 5).await;
+    client.save_checkpoint("", false, |_, _| {}).await.unwrap();
+    train(&client, &mut random, 6, 10).await;
+    let before = rows(&client).await;
+    drained(cluster).await;
+    for shard in 0..2 {
+        let data_dir = home.data_dir(shard);
+        let arguments = ["--cache", "hashed=16rows", "--checkpoints", &home.saved, "--data-dir", &data_dir];
+        // Without a number it is what a start would take: what each shard saved when it was drained.
+        run(&[&["checkpoint", "restore"], &arguments[..]].concat(), true);
+        let older = run(&[&["checkpoint", "restore", "1"], &arguments[..]].concat(), false);
+        assert!(older.contains("--discard-log"), "{older}");
+    }
+    let cluster = home.start(2, &[]).await;
+    let client = cluster.client().await;
+    let now = rows(&client).await;
+    assert!(now[KEYS as usize..].iter().filter(|row| row.cached).count() <= 16);
+    for (row, then) in now.iter().zip(&before).filter(|(row, then)| row.cached || !then.dirty) {
+        assert_eq!((&row.weights, &row.state), (&then.weights, &then.state));
+    }
+    // Nothing is pushed: the rows that were rounded on the way in are all that changed.
+    client.create_table(&TableSpec::dense("other", 10, 2)).await.unwrap();
+    drained(cluster).await;
+    assert_eq!(rows(&home.start(2, &[]).await.client().await).await, now);
+}

@@ -36,9 +36,9 @@ impl Plan {
         self.links().map(|(_, _, section)| section.length).sum()
     }
 
-    /// Whether one shard has written all of it.
-    pub fn is_by(&self, shard: u32, shards: u32) -> bool {
-        self.newest().all(|file| (file.shard, file.shards) == (shard, shards))
+    /// Whether it is a state that a history went through.
+    pub fn is_of(&self, history: u64) -> bool {
+        self.newest().all(|file| file.history == history)
     }
 
     /// Whether a table is in it.

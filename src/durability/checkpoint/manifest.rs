@@ -59,6 +59,8 @@ pub struct FileEntry {
     pub shards: u32,
     /// The shard's last change in it.
     pub lsn: u64,
+    /// The history that this change belongs to: places are only compared within one.
+    pub history: u64,
     /// The checkpoint that it differs from; none where it has all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<u64>,
@@ -179,6 +181,20 @@ impl Manifest {
             ours.partitions,
             ours.seed,
         );
+        Ok(())
+    }
+
+    /// Refuses to be followed by a checkpoint with an older state of one of its shards: the later number would win.
+    pub fn check_not_newer(&self, next: &Manifest) -> Result<()> {
+        for file in &next.files {
+            let newer = |other: &FileEntry| other.history == file.history && other.lsn > file.lsn;
+            ensure!(
+                !self.files.iter().any(newer),
+                "shard {} has saved itself meanwhile, in checkpoint {}: try again",
+                file.shard,
+                self.sequence
+            );
+        }
         Ok(())
     }
 

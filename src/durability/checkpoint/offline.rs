@@ -8,11 +8,12 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::load::{From, load, plan};
-use super::manifest::{FileEntry, Manifest};
+use super::manifest::{ClusterIdentity, FileEntry, Manifest};
 use super::save::{PartOf, save_part};
+use super::start::{base, last_change};
 use super::store::CheckpointStore;
 use crate::cluster::even_share;
-use crate::durability::{Base, DataFolder, Identity, LogOptions, SyncPolicy, recover, verify};
+use crate::durability::{Base, DataFolder, Identity, LogOptions, SyncPolicy, recover};
 use crate::engine::{Change, Engine, EngineConfig, Lsn};
 use crate::table::CacheBudget;
 
@@ -54,8 +55,8 @@ pub async fn save_folders(
     let mut files: Vec<FileEntry> = Vec::new();
     for (folder, identity) in &folders {
         say(format!("shard {}: reading {}", identity.shard, folder.path().display()));
-        let engine = Arc::new(engine_of(store, folder, identity).await?);
-        let part = PartOf { sequence, shard: identity.shard, shards, base: None };
+        let (engine, history) = engine_of(store, folder, identity).await?;
+        let part = PartOf { sequence, shard: identity.shard, shards, history, base: None };
         say(format!("shard {}: saving change {} and all before it", identity.shard, engine.last_lsn().0));
         files.push(save_part(store, &engine, part, |_| {}, |_| {}).await?.0);
     }
@@ -64,27 +65,38 @@ pub async fn save_folders(
     ensure!(store.put(&manifest).await?, "another checkpoint has taken the number {sequence}: try again");
     for (folder, identity) in &folders {
         let file = manifest.files.iter().find(|file| file.shard == identity.shard).context("every shard has a file")?;
-        folder.set_base(&Base::of(vec![sequence], file.lsn))?;
+        folder.set_base(&Base { history: file.history, ..Base::of(vec![sequence], file.lsn) })?;
         folder.empty_log()?;
     }
     Ok(manifest)
 }
 
-/// The state that a folder holds: its checkpoint, and its log after that.
-async fn engine_of(store: &CheckpointStore, folder: &DataFolder, identity: &Identity) -> Result<Engine> {
+/// The state that a folder holds: its checkpoint, and its log after that; and its history.
+async fn engine_of(store: &CheckpointStore, folder: &DataFolder, identity: &Identity) -> Result<(Arc<Engine>, u64)> {
     let owned = even_share(identity.partitions, identity.shards, identity.shard);
     let (partitions, seed) = (identity.partitions, identity.seed);
-    let engine = Engine::new(EngineConfig { partitions, seed, owned: Some(owned.clone()), ..EngineConfig::default() })?;
-    let base = folder.base()?;
+    let engine = Arc::new(Engine::new(EngineConfig {
+        partitions,
+        seed,
+        owned: Some(owned.clone()),
+        ..EngineConfig::default()
+    })?);
+    let base = base(Some(store), folder, identity, &owned).await?;
     if !base.checkpoints.is_empty() {
         let from = From::These(base.checkpoints.clone());
         let plan = plan(store, &identity.cluster(), &owned, &from).await?.context("it names checkpoints")?;
+        ensure!(plan.lsn.0 == base.lsn, "{} goes on after another change than its checkpoint", folder.path().display());
         load(store, &engine, &plan, &base.caches()?, &mut |_| {}).await?;
     }
-    let mut apply = |change: &Change<'_>| engine.apply(change);
-    // Ends at once: nothing is appended.
-    drop(recover(Arc::new(folder.log()?), identity.tag(), READ, Lsn(base.lsn), &mut apply, &mut |_| {})?);
-    Ok(engine)
+    let (log, tag) = (Arc::new(folder.log()?), identity.tag());
+    let filled = Arc::clone(&engine);
+    let replay = move || {
+        let mut apply = |change: &Change<'_>| filled.apply(change);
+        // The log ends at once: nothing is appended.
+        recover(log, tag, READ, Lsn(base.lsn), &mut apply, &mut |_| {}).map(drop)
+    };
+    tokio::task::spawn_blocking(replay).await??;
+    Ok((engine, base.history))
 }
 
 /// Which shard a folder is for.
@@ -96,64 +108,57 @@ pub struct Share {
     pub shards: u32,
 }
 
-/// Makes a data folder start from a checkpoint. A fresh one becomes that of shard `share`. If the folder's log has changes
-/// that this would give up, it is refused, unless `discard`: then the log is kept beside it. Returns where.
+/// Makes a data folder start from a checkpoint, or from the newest for each of its partitions. A fresh folder becomes that of
+/// shard `share`. If it has changes that this would give up, it is refused, unless `discard`: then the log is kept beside
+/// it. Returns whose the folder is, what it starts from, and where the log is kept.
 pub async fn restore_folder(
     store: &CheckpointStore,
-    manifest: &Manifest,
+    manifest: Option<&Manifest>,
     path: &Path,
     share: Option<Share>,
     caches: BTreeMap<String, CacheBudget>,
     discard: bool,
-) -> Result<(Identity, Option<PathBuf>)> {
+) -> Result<(Identity, Vec<u64>, Option<PathBuf>)> {
     let folder = DataFolder::lock(path)?;
     let found = folder.identity()?;
-    let share = match (share, &found) {
+    let Share { shard, shards } = match (share, &found) {
         (Some(share), _) => share,
         (None, Some(found)) => Share { shard: found.shard, shards: found.shards },
         (None, None) => bail!("{} is new: say which shard it is for with --shard and --shards", path.display()),
     };
-    let Share { shard, shards } = share;
-    let cluster = &manifest.cluster;
+    let cluster = match (manifest, &found) {
+        (Some(manifest), _) => manifest.cluster.clone(),
+        (None, Some(found)) => found.cluster(),
+        (None, None) => bail!("{} is new: name a checkpoint, by its number or --label", path.display()),
+    };
     ensure!(shard < shards && shards <= cluster.partitions, "there is no shard {shard} of {shards}");
-    let identity =
-        Identity { cluster: cluster.name.clone(), shard, shards, partitions: cluster.partitions, seed: cluster.seed };
-    if let Some(found) = &found {
-        ensure!(
-            found.cluster() == *cluster,
-            "{} belongs to cluster '{}', the checkpoint to '{}'",
-            path.display(),
-            found.cluster,
-            cluster.name
-        );
+    let other = found.as_ref().map(Identity::cluster).filter(|other| *other != cluster);
+    if let Some(other) = other {
+        bail!("{} belongs to cluster '{}', the checkpoint to '{}'", path.display(), other.name, cluster.name);
     }
     let owned = even_share(cluster.partitions, shards, shard);
-    let plan = plan(store, cluster, &owned, &From::These(vec![manifest.sequence])).await?.context("it is named")?;
+    let from = manifest.map_or(From::Newest, |manifest| From::These(vec![manifest.sequence]));
+    let plan = plan(store, &cluster, &owned, &from).await?.context("there are no checkpoints")?;
     for name in caches.keys() {
-        ensure!(plan.has_table(name), "there is no table '{name}' in checkpoint {} (--cache)", manifest.sequence);
+        ensure!(plan.has_table(name), "there is no table '{name}' in checkpoint {:?} (--cache)", plan.checkpoints());
     }
-    let mut kept = None;
-    if folder.has_log()? {
-        if !discard {
-            let found = found.as_ref().context("there is a log and no identity.toml: give --discard-log")?;
-            let after = Lsn(folder.base()?.lsn);
-            let last = verify(Arc::new(folder.log()?), found.tag(), after, &mut |_| {})?.last;
-            let has_it = manifest
-                .files
-                .iter()
-                .any(|file| (file.shard, file.shards) == (found.shard, found.shards) && file.lsn >= last.0);
-            ensure!(
-                has_it || last.0 == 0,
-                "the log in {} goes up to change {}, and checkpoint {} does not have all of that: give --discard-log to give \
-                 up what it does not have (the log is kept beside it), or save first with hotrow checkpoint save",
-                path.display(),
-                last.0,
-                manifest.sequence
-            );
-        }
-        kept = Some(folder.set_log_aside()?);
+    if let Some(found) = found.as_ref().filter(|_| !discard) {
+        let base = folder.base()?;
+        let last = last_change(&folder, found, &base)?;
+        ensure!(
+            last.0 == 0 || plan.is_of(base.history) && plan.lsn >= last || last.0 == base.lsn && base.lsn == plan.lsn.0,
+            "{} has changes up to {}, and checkpoint {:?} does not have all of that: give --discard-log to give up what it does not \
+             have (the log is kept beside it), or save first with hotrow checkpoint save",
+            path.display(),
+            last.0,
+            plan.checkpoints()
+        );
     }
+    let kept = if folder.has_log()? { Some(folder.set_log_aside()?) } else { None };
     let caches = caches.into_iter().map(|(table, cache)| (table, cache.to_string())).collect();
-    folder.claim(&identity, &Base { caches, chosen: true, ..Base::of(vec![manifest.sequence], plan.lsn.0) })?;
-    Ok((identity, kept))
+    let ClusterIdentity { name, partitions, seed } = cluster;
+    let identity = Identity { cluster: name, shard, shards, partitions, seed };
+    let base = Base { caches, chosen: true, ..Base::of(plan.checkpoints(), plan.lsn.0) };
+    folder.claim(&identity, &base)?;
+    Ok((identity, base.checkpoints, kept))
 }

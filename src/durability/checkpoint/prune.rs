@@ -30,10 +30,12 @@ pub async fn prune(store: &CheckpointStore, keep: usize, dry: bool) -> Result<Ve
     let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
         manifests.into_iter().partition(|(sequence, _)| needed.contains(sequence));
     if !dry {
-        for manifest in gone.values() {
+        let named: BTreeSet<&str> = kept.values().flat_map(|m| m.files.iter().map(|file| file.path.as_str())).collect();
+        // The newest first: one that differs from another goes before that.
+        for manifest in gone.values().rev() {
             // First what makes it a checkpoint: half of one is never seen.
             store.remove(&manifest.path()).await?;
-            for file in &manifest.files {
+            for file in manifest.files.iter().filter(|file| !named.contains(file.path.as_str())) {
                 store.remove(&file.path).await?;
             }
         }

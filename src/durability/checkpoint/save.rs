@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Error, Result, bail};
-use bytes::{Bytes, BytesMut};
+use anyhow::{Context as _, Result, bail};
+use bytes::BytesMut;
 use object_store::WriteMultipart;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
+use super::background::in_background;
 use super::frame;
 use super::manifest::{FileEntry, Section, TableEntry, folder};
 use super::store::{CheckpointStore, told};
@@ -14,8 +15,8 @@ use crate::engine::{Engine, Piece, Snapshot, Unsettled};
 
 /// Frames are handed on in blocks of about this size.
 const BLOCK: usize = 1 << 20;
-/// Blocks that may wait for the store.
-const WAITING: usize = 8;
+/// Pieces that may wait to be written.
+const WAITING: usize = 16;
 /// The least that goes up in one part; object stores ask for 5 MiB.
 const LEAST_PART: u64 = 8 << 20;
 /// Object stores take at most 10,000 parts of a file.
@@ -32,16 +33,23 @@ pub struct PartOf {
     pub shard: u32,
     /// Of how many.
     pub shards: u32,
+    /// The history that the shard's changes belong to.
+    pub history: u64,
     /// The checkpoint to differ from, and how many come before that in its chain; `None` saves all rows.
     pub base: Option<(u64, u32)>,
 }
 
-/// What was read of a snapshot, but its bytes.
+/// What is read of a snapshot beside its pieces.
 struct Read {
     lsn: u64,
     tables: Vec<TableEntry>,
-    sections: Vec<Section>,
     unsettled: Unsettled,
+}
+
+/// What was written.
+struct Written {
+    bytes: u64,
+    sections: Vec<Section>,
 }
 
 /// Cuts an engine's state and writes it while changes go on. `cut` is called with the last change in it, and `watch` with
@@ -51,102 +59,108 @@ pub async fn save_part(
     store: &CheckpointStore,
     engine: &Arc<Engine>,
     part: PartOf,
-    cut: impl FnOnce(u64),
-    watch: impl FnMut(u64),
+    cut: impl FnOnce(u64) + Send + 'static,
+    watch: impl FnMut(u64) + Send + 'static,
 ) -> Result<(FileEntry, Unsettled)> {
-    let PartOf { sequence, shard, shards, base } = part;
+    let PartOf { sequence, shard, shards, history, base } = part;
     let token: u64 = rand::random();
     let path = format!("{}/shard-{shard}-of-{shards}-{token:016x}.data", folder(sequence));
     let part_bytes = (engine.memory_used() / MOST_PARTS).max(LEAST_PART) as usize;
-    let (blocks, taken) = mpsc::channel(WAITING);
-    let (cut_at, has_cut) = oneshot::channel();
+    let (pieces, taken) = mpsc::channel(WAITING);
+    let writing = in_background(write(store.clone(), path.clone(), part_bytes, taken, watch));
+    // Not in the background: it holds locks, for moments, that requests wait for.
     let reading = Arc::clone(engine);
     let reader = tokio::task::spawn_blocking(move || -> Result<Read> {
         let snapshot = reading.cut(base.is_none())?;
-        // Nobody listens where the upload has failed.
-        let _ = cut_at.send(snapshot.lsn().0);
-        read(snapshot, &blocks)
+        cut(snapshot.lsn().0);
+        read(snapshot, &pieces)
     });
-    let cut_told = async {
-        if let Ok(lsn) = has_cut.await {
-            cut(lsn);
+    let (written, read) = tokio::join!(writing, reader);
+    match (written, read?) {
+        (Ok(Written { bytes, sections }), Ok(Read { lsn, tables, unsettled })) => {
+            let (base, links) = base.map_or((None, 0), |(base, links)| (Some(base), links + 1));
+            Ok((FileEntry { path, shard, shards, lsn, history, base, links, bytes, tables, sections }, unsettled))
         }
-    };
-    let (sent, ()) = tokio::join!(send(store, &path, part_bytes, taken, watch), cut_told);
-    // The receiver is gone by now, so that a reader whose blocks nobody takes has given up.
-    let read = reader.await?;
-    let (upload, bytes) = match (sent, &read) {
-        (Ok(sent), Ok(_)) => sent,
-        (Ok((upload, _)), Err(_)) => {
-            // What went up is of no use, and the first error is the one to tell.
-            let _ = upload.abort().await;
-            return Err(read.err().expect("it is one"));
+        (Err(error), Ok(read)) => {
+            engine.settle(read.unsettled, false);
+            Err(error)
         }
-        (Err(error), _) => return Err(give_up(engine, read, error)),
-    };
-    if let Err(error) = upload.finish().await {
-        return Err(give_up(engine, read, told(error).context(store.place(&path))));
+        // The writer ends when the reader does, and the reader when nobody takes its pieces.
+        (Err(error), Err(_)) if !error.is::<GivenUp>() => Err(error),
+        (_, Err(error)) => Err(error),
     }
-    let Read { lsn, tables, sections, unsettled } = read?;
-    let (base, links) = base.map_or((None, 0), |(base, links)| (Some(base), links + 1));
-    Ok((FileEntry { path, shard, shards, lsn, base, links, bytes, tables, sections }, unsettled))
 }
 
-/// What was read comes to nothing; returns why.
-fn give_up(engine: &Engine, read: Result<Read>, error: Error) -> Error {
-    if let Ok(read) = read {
-        engine.settle(read.unsettled, false);
-    }
-    error
-}
+/// The reader has ended before the snapshot did.
+#[derive(Debug, thiserror::Error)]
+#[error("what was read is not complete")]
+struct GivenUp;
 
-/// Sends blocks up until there are no more. The file is complete when the upload is finished.
-async fn send(
-    store: &CheckpointStore,
-    path: &str,
-    part_bytes: usize,
-    mut blocks: mpsc::Receiver<Bytes>,
-    mut watch: impl FnMut(u64),
-) -> Result<(WriteMultipart, u64)> {
-    let mut upload = store.upload(path, part_bytes).await?;
-    let mut bytes = 0;
-    while let Some(block) = blocks.recv().await {
-        bytes += block.len() as u64;
-        if let Err(error) = upload.wait_for_capacity(SIDE_BY_SIDE).await {
-            let _ = upload.abort().await;
-            return Err(told(error).context(store.place(path)));
-        }
-        upload.put(block);
-        watch(bytes);
-    }
-    Ok((upload, bytes))
-}
-
-/// Reads a snapshot to its end, and hands its frames on in blocks.
-fn read(mut snapshot: Snapshot<'_>, blocks: &mpsc::Sender<Bytes>) -> Result<Read> {
+/// Reads a snapshot to its end, and hands its pieces on; `None` is the end.
+fn read(mut snapshot: Snapshot<'_>, pieces: &mpsc::Sender<Option<Piece>>) -> Result<Read> {
     let lsn = snapshot.lsn().0;
     let tables = snapshot.tables().iter().map(TableEntry::of).collect();
+    loop {
+        let piece = snapshot.next_piece();
+        let ended = piece.is_none();
+        if pieces.blocking_send(piece).is_err() {
+            bail!("the upload has ended");
+        }
+        if ended {
+            return Ok(Read { lsn, tables, unsettled: snapshot.done() });
+        }
+    }
+}
+
+/// Writes pieces, as frames, until the end of them.
+async fn write(
+    store: CheckpointStore,
+    path: String,
+    part_bytes: usize,
+    pieces: mpsc::Receiver<Option<Piece>>,
+    watch: impl FnMut(u64) + Send,
+) -> Result<Written> {
+    let mut upload = store.upload(&path, part_bytes).await?;
+    match send(&mut upload, pieces, watch).await {
+        Ok(written) => {
+            upload.finish().await.map_err(|error| told(error).context(store.place(&path)))?;
+            Ok(written)
+        }
+        Err(error) => {
+            // What went up is of no use, and the first error is the one to tell.
+            let _ = upload.abort().await;
+            Err(if error.is::<GivenUp>() { error } else { error.context(store.place(&path)) })
+        }
+    }
+}
+
+async fn send(
+    upload: &mut WriteMultipart,
+    mut pieces: mpsc::Receiver<Option<Piece>>,
+    mut watch: impl FnMut(u64) + Send,
+) -> Result<Written> {
     let mut sections: Vec<Section> = Vec::new();
     let mut block = BytesMut::with_capacity(BLOCK + BLOCK / 2);
-    let mut sent = 0;
-    while let Some(piece) = snapshot.next_piece() {
-        let offset = sent + block.len() as u64;
-        if let Piece::Partition { id, .. } = piece {
-            sections.push(Section { partition: id, offset, length: 0, seal: 0 });
-        }
-        let section = sections.last_mut().context("a snapshot begins with a partition")?;
-        section.seal = frame::encode(&piece, section.partition, section.seal, &mut block);
-        section.length = sent + block.len() as u64 - section.offset;
-        if block.len() >= BLOCK {
-            sent += block.len() as u64;
-            let full = std::mem::replace(&mut block, BytesMut::with_capacity(BLOCK + BLOCK / 2));
-            if blocks.blocking_send(full.freeze()).is_err() {
-                bail!("the upload has ended");
+    let mut bytes = 0;
+    loop {
+        let piece = pieces.recv().await.ok_or(GivenUp)?;
+        if let Some(piece) = &piece {
+            let offset = bytes + block.len() as u64;
+            if let Piece::Partition { id, .. } = piece {
+                sections.push(Section { partition: *id, offset, length: 0, seal: 0 });
             }
+            let section = sections.last_mut().context("a snapshot begins with a partition")?;
+            section.seal = frame::encode(piece, section.partition, section.seal, &mut block);
+            section.length = bytes + block.len() as u64 - section.offset;
+        }
+        if block.len() >= BLOCK || piece.is_none() {
+            bytes += block.len() as u64;
+            upload.wait_for_capacity(SIDE_BY_SIDE).await.map_err(told)?;
+            upload.put(std::mem::replace(&mut block, BytesMut::with_capacity(BLOCK + BLOCK / 2)).freeze());
+            watch(bytes);
+        }
+        if piece.is_none() {
+            return Ok(Written { bytes, sections });
         }
     }
-    if blocks.blocking_send(block.freeze()).is_err() {
-        bail!("the upload has ended");
-    }
-    Ok(Read { lsn, tables, sections, unsettled: snapshot.done() })
 }

@@ -116,8 +116,24 @@ impl CheckpointStore {
 
     /// Refuses a place that has checkpoints of another cluster.
     pub async fn check_cluster(&self, ours: &ClusterIdentity) -> Result<()> {
-        for (_, manifest) in self.list().await? {
-            manifest?.check_cluster(ours, &self.url)?;
+        for (sequence, manifest) in self.list().await? {
+            match manifest {
+                Ok(manifest) => manifest.check_cluster(ours, &self.url)?,
+                Err(error) => tracing::warn!("checkpoint {sequence} cannot be read: {error:#}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that everything is there that a checkpoint differs from: somebody may have removed it meanwhile.
+    pub async fn check_chain(&self, manifest: &Manifest) -> Result<()> {
+        let mut bases: Vec<u64> = manifest.bases().collect();
+        while let Some(base) = bases.pop() {
+            let found = self.get(base).await;
+            let found = found.with_context(|| format!("checkpoint {} differs from {base}", manifest.sequence))?;
+            bases.extend(found.bases());
+            bases.sort_unstable();
+            bases.dedup();
         }
         Ok(())
     }
@@ -186,7 +202,7 @@ impl CheckpointStore {
     }
 
     /// Removes a file. One that is not there is fine.
-    pub(super) async fn remove(&self, path: &str) -> Result<()> {
+    pub(crate) async fn remove(&self, path: &str) -> Result<()> {
         match self.store.delete(&Path::from(path)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(told(error)).with_context(|| self.place(path)),
