@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 # The sanitizer is an unstable flag of the stable compiler; the runtime comes with every Linux toolchain.
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers" ASAN_OPTIONS=detect_leaks=1 \
-	$(CARGO) test --target x86_64-unknown-linux-gnu --target-dir target/asan
+	$(CARGO) test --profile asan --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long interop lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec clean
@@ -56,8 +56,8 @@ bench-service: ## the service beside a bare TCP server, as `ratio NAME VALUE` li
 	@echo "== service against bare TCP, one run"
 	$(CARGO) bench --locked --bench service
 
-bench-durability: ## pushes with a log beside pushes without, and beside the disk
-	@echo "== log against none and the disk, one run"
+bench-durability: ## the log beside the disk, checkpoints beside plain writing, pulls during a save
+	@echo "== log and checkpoints against the disk, one run"
 	$(CARGO) bench --locked --bench durability
 
 bench-codec: ## encode and decode for every precision

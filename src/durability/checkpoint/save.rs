@@ -16,13 +16,13 @@ use crate::engine::{Engine, Piece, Snapshot, Unsettled};
 /// Frames are handed on in blocks of about this size.
 const BLOCK: usize = 1 << 20;
 /// Pieces that may wait to be written.
-const WAITING: usize = 16;
+const WAITING: usize = 4;
 /// The least that goes up in one part; object stores ask for 5 MiB.
 const LEAST_PART: u64 = 8 << 20;
 /// Object stores take at most 10,000 parts of a file.
 const MOST_PARTS: u64 = 9000;
 /// Parts that go up side by side.
-const SIDE_BY_SIDE: usize = 4;
+const SIDE_BY_SIDE: usize = 2;
 
 /// A shard's part of a checkpoint.
 #[derive(Clone, Debug)]
@@ -65,7 +65,8 @@ pub async fn save_part(
     let PartOf { sequence, shard, shards, history, base } = part;
     let token: u64 = rand::random();
     let path = format!("{}/shard-{shard}-of-{shards}-{token:016x}.data", folder(sequence));
-    let part_bytes = (engine.memory_used() / MOST_PARTS).max(LEAST_PART) as usize;
+    let part_bytes =
+        if store.is_folder() { BLOCK } else { (engine.memory_used() / MOST_PARTS).max(LEAST_PART) as usize };
     let (pieces, taken) = mpsc::channel(WAITING);
     let writing = in_background(write(store.clone(), path.clone(), part_bytes, taken, watch));
     // Not in the background: it holds locks, for moments, that requests wait for.
@@ -152,6 +153,8 @@ async fn send(
             let section = sections.last_mut().context("a snapshot begins with a partition")?;
             section.seal = frame::encode(piece, section.partition, section.seal, &mut block);
             section.length = bytes + block.len() as u64 - section.offset;
+            // The system lets a thread run for milliseconds, low priority or not, and a pull should not wait for that.
+            std::thread::yield_now();
         }
         if block.len() >= BLOCK || piece.is_none() {
             bytes += block.len() as u64;

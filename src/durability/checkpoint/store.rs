@@ -91,6 +91,11 @@ impl CheckpointStore {
         CheckpointStore { store, url: url.into(), folder: None }
     }
 
+    /// Whether it is a folder, where a part of a file may be of any length.
+    pub(super) fn is_folder(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// Where it is.
     pub fn url(&self) -> &str {
         &self.url
