@@ -221,14 +221,15 @@ impl Log {
         }
     }
 
-    /// Waits until a change is synced, whatever the policy is.
+    /// Waits until a change is synced, whatever the policy is. A full disk is not waited for: what asks is a checkpoint, which
+    /// makes room.
     pub async fn sync_up_to(&self, lsn: Lsn) -> Result<(), String> {
         {
             self.shared.waiting.lock().sync_asked = true;
             self.shared.more.notify_one();
         }
         let mut reached = self.shared.reached.subscribe();
-        let done = |reached: &Reached| reached.synced >= lsn || reached.failed.is_some();
+        let done = |reached: &Reached| reached.synced >= lsn || reached.failed.is_some() || reached.full.is_some();
         let reached = reached.wait_for(done).await.map_err(|e| e.to_string())?;
         match &reached.failed {
             Some(reason) if reached.synced < lsn => Err(reason.clone()),
@@ -495,7 +496,11 @@ impl Writer {
 }
 
 impl Shared {
+    /// Takes no more changes. The first reason is the one that counts.
     fn fail(&self, disk: &dyn Disk, error: &io::Error) {
+        if self.reached.borrow().failed.is_some() {
+            return;
+        }
         let place = disk.path();
         let reason =
             format!("the log in {} cannot be written: {error}; this shard takes no more changes", place.display());

@@ -131,11 +131,12 @@ impl Clients {
         }
     }
 
-    /// What the partition at `place` remembers, by client.
-    pub fn windows(&self, place: usize) -> Vec<(ClientId, Window)> {
-        let mut clients: Vec<_> = self.open.iter().map(|(&client, windows)| (client, windows[place])).collect();
-        clients.sort_unstable_by_key(|(client, _)| *client);
-        clients
+    /// What each of the partitions remembers, by client. Everybody waits while this is copied.
+    pub fn windows(&self, partitions: usize) -> Vec<Vec<(ClientId, Window)>> {
+        let mut clients: Vec<(&ClientId, &Vec<Window>)> = self.open.iter().collect();
+        clients.sort_unstable_by_key(|(client, _)| **client);
+        let of = |place: usize| clients.iter().map(|(client, windows)| (**client, windows[place])).collect();
+        (0..partitions).map(of).collect()
     }
 
     /// Takes over what the partition at `place` remembers.
@@ -150,8 +151,10 @@ impl Clients {
 
     /// Feeds what the partition at `place` remembers to `write`, for comparing copies.
     pub fn digest(&self, place: usize, mut write: impl FnMut(&[u8])) {
-        for (client, window) in self.windows(place) {
-            write(&client.0.to_le_bytes());
+        let mut clients: Vec<_> = self.open.iter().map(|(client, windows)| (client.0, windows[place])).collect();
+        clients.sort_unstable_by_key(|(client, _)| *client);
+        for (client, window) in clients {
+            write(&client.to_le_bytes());
             write(&window.highest.to_le_bytes());
             write(&window.below.to_le_bytes());
         }

@@ -119,9 +119,10 @@ impl Engine {
                 born: Lsn(table.born.load(Ordering::Relaxed)),
             })
             .collect();
+        let windows = turn.clients().windows(held.len());
         let mut heads = Vec::with_capacity(held.len());
-        for (place, partition) in held.iter_mut().enumerate() {
-            heads.push((partition.write_backs, turn.clients().windows(place)));
+        for (partition, windows) in held.iter_mut().zip(windows) {
+            heads.push((partition.write_backs, windows));
             for table in &tables {
                 if let Some(part) = partition.part_mut(table.id) {
                     part.cut(whole);

@@ -262,7 +262,7 @@ impl Shard {
                         manifest.sequence
                     );
                 } else if checkpoints.keep > 0 {
-                    // Its files are of no use to anybody, and the next one tries again.
+                    // If that fails the next save tries again.
                     match checkpoint::prune(&checkpoints.store, checkpoints.keep, false).await {
                         Ok(gone) if gone.is_empty() => {}
                         Ok(gone) => tracing::info!("removed old checkpoints {gone:?}"),

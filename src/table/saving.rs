@@ -250,8 +250,11 @@ impl TablePart {
         let saving = self.saving.as_ref()?;
         let frame = saving.frame();
         let mut first = from;
-        // To where the next listed row is; `from` is a multiple of 64.
-        while first < frame.rows && saving.listed_word((first / 64) as usize) == 0 {
+        // To where the next row is that has to be listed; `from` is a multiple of 64. A dense part begins without stored rows,
+        // so those that never were need not be told, as long as nothing was put aside.
+        let untold = self.is_saved_whole() && self.key_bytes == 0 && saving.rows.stored.is_empty();
+        let is_needed = |word: usize| saving.listed_word(word) != 0 && !(untold && self.rows.stored_word(word) == 0);
+        while first < frame.rows && !is_needed((first / 64) as usize) {
             first += 64;
         }
         if first >= frame.rows {
