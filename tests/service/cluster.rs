@@ -21,7 +21,9 @@ pub const HOTROW: &str = env!("CARGO_BIN_EXE_hotrow");
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
-        let port = 20_000 + (std::process::id() as u16 % 60) * 200 + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
+        // None is given out twice: a shard that was killed comes back to its own.
+        let first = (std::process::id() as u16 % 60) * 200;
+        let port = 20_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
