@@ -261,7 +261,10 @@ impl TablePart {
             return None;
         }
         let end = frame.rows.min(first.saturating_add(PIECE_ROWS));
-        let mut piece = RowsPiece { first, ..RowsPiece::default() };
+        // Never moved while it grows: a word's rows may come on top of the limit.
+        let stride = self.rows.row(first).len();
+        let bytes = Vec::with_capacity((PIECE_BYTES + 64 * stride).min((end - first) as usize * stride));
+        let mut piece = RowsPiece { first, bytes, ..RowsPiece::default() };
         let mut listed = Vec::new();
         let mut row = first;
         while row < end && piece.bytes.len() + 8 * piece.keys.len() < PIECE_BYTES {
@@ -285,9 +288,12 @@ impl TablePart {
         let frame = saving.frame();
         let stored_now = self.rows.stored_word((first / 64) as usize);
         if self.key_bytes == 0 && listed == !0 && stored_now == !0 && saving.rows.stored.is_empty() {
-            // All of them, as they are.
-            (first..first + 64).for_each(|row| bytes.extend_from_slice(self.rows.row(row)));
-            return !0;
+            // All of them, as they are, side by side.
+            let stride = self.rows.row(first).len();
+            if let Some((rows, _)) = self.rows.range() {
+                bytes.extend_from_slice(&rows[first as usize * stride..][..64 * stride]);
+                return !0;
+            }
         }
         let free = frame.free_bits[(first / 64) as usize];
         let mut stored = 0;
