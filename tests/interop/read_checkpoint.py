@@ -1,4 +1,4 @@
-"""Reads one row out of a checkpoint in a folder. Written from docs/CHECKPOINT.md and docs/NUMERICS.md alone.
+"""Reads one row out of a checkpoint in a folder. It needs what docs/CHECKPOINT.md and docs/NUMERICS.md say, and nothing else.
 
 python read_checkpoint.py FOLDER NUMBER TABLE KEY
 """
