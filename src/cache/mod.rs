@@ -7,10 +7,12 @@
 
 mod directory;
 mod host;
+mod image;
 mod layout;
 mod pool;
 
-pub use directory::{Admission, Directory, DirectoryImage, Policy, Ranks, Tags, ways_with};
+pub use directory::{Admission, Directory, Policy, Tags, ways_with};
 pub use host::HostPool;
+pub use image::{DirectoryImage, Ranks};
 pub use layout::{RowLayout, StateLayout, StatePrecision};
 pub use pool::{Gradients, Pool, RoundingError, WriteBack};

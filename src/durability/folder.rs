@@ -130,7 +130,7 @@ impl DataFolder {
         self.read(IDENTITY)
     }
 
-    /// Makes it a shard's. Until this returns it is as it was before.
+    /// Makes it a shard's. One that was claimed half-way has its old identity, and is claimed again by the next start.
     pub fn claim(&self, identity: &Identity, base: &Base) -> Result<()> {
         self.set_base(base)?;
         self.write(IDENTITY, &toml::to_string(identity)?)

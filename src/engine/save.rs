@@ -196,7 +196,7 @@ impl Snapshot<'_> {
             }
             Step::Part(t) => {
                 self.step = Step::Rows(t, 0);
-                place.write().part_to_save_mut(self.tables[t].id).expect(gone).frame();
+                place.write().part_to_save_mut(self.tables[t].id).expect(gone).before_change();
                 Some(Piece::Part { table: t as u32 })
             }
             Step::Rows(t, from) => {
@@ -214,14 +214,14 @@ impl Snapshot<'_> {
             }
             Step::Index(t) => {
                 self.step = Step::Directory(t);
-                let mut partition = place.write();
-                let frame = partition.part_to_save_mut(self.tables[t].id).expect(gone).frame().expect(gone);
+                let partition = place.read();
+                let frame = partition.part_to_save(self.tables[t].id).and_then(TablePart::saving).expect(gone).frame();
                 Some(Piece::Index { rows: frame.rows, free: frame.free.clone() })
             }
             Step::Directory(t) => {
                 self.step = Step::Slots(t, 0);
-                let mut partition = place.write();
-                let frame = partition.part_to_save_mut(self.tables[t].id).expect(gone).frame().expect(gone);
+                let partition = place.read();
+                let frame = partition.part_to_save(self.tables[t].id).and_then(TablePart::saving).expect(gone).frame();
                 Some(Piece::Directory(frame.directory.clone()))
             }
             Step::Slots(t, from) => {

@@ -109,7 +109,8 @@ impl<T: Copy + Default> Aside<T> {
 }
 
 impl Saving {
-    fn frame(&self) -> &Frame {
+    /// What is only saved as a whole, as it was at the cut. [`TablePart::before_change`] has made it.
+    pub fn frame(&self) -> &Frame {
         self.frame.as_ref().expect("made before anything changes or is saved")
     }
 
@@ -186,7 +187,7 @@ impl TablePart {
         }));
     }
 
-    /// To be called before anything changes: puts aside what is only saved as a whole.
+    /// To be called before anything changes or is saved: puts aside what is only saved as a whole.
     #[inline(always)]
     pub fn before_change(&mut self) {
         if self.saving.as_ref().is_some_and(|saving| saving.frame.is_none()) {
@@ -213,14 +214,8 @@ impl TablePart {
         }
     }
 
-    /// What is only saved as a whole, as it was at the cut.
-    pub fn frame(&mut self) -> Option<&Frame> {
-        self.before_change();
-        self.saving.as_ref().map(|saving| saving.frame())
-    }
-
     /// Whether it is being saved whole.
-    pub fn is_saved_whole(&self) -> bool {
+    fn is_saved_whole(&self) -> bool {
         self.saving.as_ref().is_some_and(|saving| saving.whole || saving.since.is_none())
     }
 

@@ -4,7 +4,7 @@
 use hotrow::durability::LogError;
 use hotrow::{Policy, TableSpec};
 
-use crate::disk::{Logged, OPTIONS, SimDisk, wait};
+use crate::disk::{Logged, OPTIONS, SimDisk, flip, wait};
 use crate::support::changes::{Owned, two_tables};
 use crate::support::random::Random;
 use crate::support::{formats, optimizers};
@@ -32,13 +32,7 @@ fn a_thousand_bits() {
     let (mut cuts, mut refusals) = (0, 0);
     for _ in 0..1000 {
         let bit = random.below(8 * total as u64) as usize;
-        let mut flipped = files.clone();
-        let (mut file, mut byte) = (0, bit / 8);
-        while byte >= flipped[file].1.len() {
-            byte -= flipped[file].1.len();
-            file += 1;
-        }
-        flipped[file].1[byte] ^= 1 << (bit % 8);
+        let (flipped, file, byte) = flip(&files, bit);
         let disk = SimDisk::of(&flipped);
         match Logged::start(&disk, OPTIONS) {
             Ok(logged) => {

@@ -8,7 +8,7 @@ use hotrow::cluster::even_share;
 use hotrow::durability::checkpoint::{self, CheckpointStore, ClusterIdentity, FileEntry, From, Manifest, PartOf};
 use hotrow::{Engine, EngineConfig, Optimizer, Policy, Precision, Quantizer, Remove, TableSpec, Unsettled};
 
-use crate::disk::{Faults, SimDisk, wait};
+use crate::disk::{Faults, SimDisk, flip, wait};
 use crate::store::SimStore;
 use crate::support::changes::{KEYS, Owned, engine, two_tables};
 use crate::support::random::Random;
@@ -173,13 +173,7 @@ fn a_thousand_bits_of_a_chain() {
     let mut in_manifests = 0;
     for _ in 0..1000 {
         let bit = random.below(8 * total as u64) as usize;
-        let mut flipped = files.clone();
-        let (mut file, mut byte) = (0, bit / 8);
-        while byte >= flipped[file].1.len() {
-            byte -= flipped[file].1.len();
-            file += 1;
-        }
-        flipped[file].1[byte] ^= 1 << (bit % 8);
+        let (flipped, file, byte) = flip(&files, bit);
         in_manifests += u32::from(flipped[file].0.ends_with("manifest.json"));
         let name = flipped[file].0.clone();
         let store = store_on(&SimDisk::of(&flipped));

@@ -344,6 +344,18 @@ pub fn read_whole(disk: &SimDisk, name: &str) -> Option<Vec<u8>> {
     disk.bytes().into_iter().find(|(other, _)| other == name).map(|(_, bytes)| bytes)
 }
 
+/// These files with one bit flipped, counted through all of them; and in which file and byte that is.
+pub fn flip(files: &[(String, Vec<u8>)], bit: usize) -> (Vec<(String, Vec<u8>)>, usize, usize) {
+    let mut flipped = files.to_vec();
+    let (mut file, mut byte) = (0, bit / 8);
+    while byte >= flipped[file].1.len() {
+        byte -= flipped[file].1.len();
+        file += 1;
+    }
+    flipped[file].1[byte] ^= 1 << (bit % 8);
+    (flipped, file, byte)
+}
+
 /// An engine and its log.
 pub struct Logged {
     pub engine: Arc<hotrow::Engine>,

@@ -197,7 +197,7 @@ pub async fn load(
 }
 
 /// Reads a section, checks every frame, and hands on what they hold.
-pub async fn read_section(
+async fn read_section(
     store: &CheckpointStore,
     file: &FileEntry,
     section: &Section,

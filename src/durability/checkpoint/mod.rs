@@ -10,7 +10,7 @@ mod save;
 mod start;
 mod store;
 
-pub use self::load::{From, Plan, load, plan, read_section, verify};
+pub use self::load::{From, Plan, load, plan, verify};
 pub use self::manifest::{ClusterIdentity, FileEntry, Manifest, Section, TableEntry};
 pub use self::offline::{Share, restore_folder, save_folders};
 pub use self::prune::prune;

@@ -103,15 +103,8 @@ impl CheckpointStore {
 
     /// All checkpoints, by number, that have a manifest. One that cannot be read stands there with the reason.
     pub async fn list(&self) -> Result<BTreeMap<u64, Result<Manifest>>> {
-        let listed = self
-            .store
-            .list_with_delimiter(None)
-            .await
-            .map_err(told)
-            .with_context(|| format!("cannot list {}", self.url))?;
         let mut manifests = BTreeMap::new();
-        for folder in listed.common_prefixes {
-            let Some(sequence) = folder.filename().and_then(sequence_of) else { continue };
+        for sequence in self.begun().await? {
             if let Some(manifest) = self.find(sequence).await.transpose() {
                 manifests.insert(sequence, manifest);
             }
@@ -145,14 +138,14 @@ impl CheckpointStore {
 
     /// A number that no checkpoint has, and none that was begun.
     pub async fn next_sequence(&self) -> Result<u64> {
-        let listed = self
-            .store
-            .list_with_delimiter(None)
-            .await
-            .map_err(told)
-            .with_context(|| format!("cannot list {}", self.url))?;
-        let numbers = listed.common_prefixes.iter().filter_map(|folder| folder.filename().and_then(sequence_of));
-        Ok(numbers.max().unwrap_or(0) + 1)
+        Ok(self.begun().await?.into_iter().max().unwrap_or(0) + 1)
+    }
+
+    /// The numbers of all checkpoints that were ever begun and have anything there.
+    async fn begun(&self) -> Result<Vec<u64>> {
+        let listed = self.store.list_with_delimiter(None).await.map_err(told);
+        let folders = listed.with_context(|| format!("cannot list {}", self.url))?.common_prefixes;
+        Ok(folders.iter().filter_map(|folder| folder.filename().and_then(sequence_of)).collect())
     }
 
     /// A checkpoint's manifest, if it has one.
