@@ -16,6 +16,9 @@ pub enum Error {
     /// The engine's own configuration makes no sense.
     #[error("engine configuration: {0}")]
     InvalidConfig(String),
+    /// The GPU that should hold cached rows cannot be used.
+    #[error("the cache cannot be on a GPU: {0}")]
+    NoDevice(String),
     /// There is no such table.
     #[error("unknown table '{0}': create it first")]
     UnknownTable(String),
@@ -92,6 +95,20 @@ pub enum Error {
         "out of memory budget: {needed} more bytes needed, {free} of {limit} free: raise the budget, drop a table, or use a lower precision"
     )]
     OutOfMemory {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes left.
+        free: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// The GPU has no room for the cache of a table.
+    #[error(
+        "out of memory on GPU {device}: {needed} more bytes needed, {free} free of the {limit} for cached rows: ask for a smaller cache, drop a table, raise --device-memory, or run with --pool host"
+    )]
+    OutOfDeviceMemory {
+        /// Which GPU.
+        device: usize,
         /// Bytes asked for.
         needed: u64,
         /// Bytes left.

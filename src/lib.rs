@@ -60,11 +60,12 @@ pub mod server;
 mod table;
 mod wire;
 
+pub use cache::cuda::{CudaConfig, Device, DeviceInfo, DeviceStats};
 pub use cache::{DirectoryImage, Policy, Ranks, RoundingError, StatePrecision};
 pub use engine::{
-    Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, Piece, PooledPull, Pooling, Pull,
-    Push, Pushed, Remove, Restore, RestorePartition, Row, RowFormat, SavedTable, ScanCursor, Snapshot, TableStats,
-    Touch, Unsettled,
+    Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, Piece, PoolConfig, PooledPull,
+    Pooling, Pull, Push, Pushed, Remove, Restore, RestorePartition, Row, RowFormat, SavedTable, ScanCursor, Snapshot,
+    TableStats, Touch, Unsettled,
 };
 pub use error::{Error, Result};
 pub use numeric::{Precision, Quantizer, Rounding};

@@ -137,17 +137,49 @@ impl HostPool {
     }
 }
 
-impl Pool for HostPool {
-    fn slot_len(&self) -> usize {
-        self.layout.slot_len()
-    }
-
-    unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]) {
+impl HostPool {
+    /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
+    ///
+    /// # Safety
+    /// See [`Pool`]; shared locks will do.
+    pub unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]) {
         gather(self, slots, to, out);
     }
 
-    unsafe fn gather_pooled(&self, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]) {
+    /// Adds the weights of `slots[i]`, times `scales[i]` where given, to row `bags[i]` of `out`, in order.
+    ///
+    /// # Safety
+    /// See [`Pool`]; shared locks will do.
+    pub unsafe fn gather_pooled(&self, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]) {
         gather_pooled(self, slots, bags, scales, out);
+    }
+
+    /// Steps the optimizer once on each slot; slot i takes the sum of its gradients.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    pub unsafe fn update(&self, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(2 * self.layout.dim, 0.0);
+            update(self, slots, gradients, rule, scratch);
+        });
+    }
+
+    /// Rounds slots into stored rows, one after the other in `rows`.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    pub unsafe fn write_back(&self, evicted: &[WriteBack], rows: &mut [u8]) -> RoundingError {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(2 * self.layout.dim, 0.0);
+            write_back(self, evicted, rows, scratch)
+        })
+    }
+}
+
+impl Pool for HostPool {
+    fn slot_len(&self) -> usize {
+        self.layout.slot_len()
     }
 
     unsafe fn fill(&self, slots: &[u32], rows: &[u8]) {
@@ -170,20 +202,6 @@ impl Pool for HostPool {
             row[..self.layout.dim].copy_from_slice(weights);
             row[self.layout.dim..].copy_from_slice(state);
         }
-    }
-
-    unsafe fn update(&self, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule) {
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * self.layout.dim, 0.0);
-            update(self, slots, gradients, rule, scratch);
-        });
-    }
-
-    unsafe fn write_back(&self, evicted: &[WriteBack], rows: &mut [u8]) -> RoundingError {
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * self.layout.dim, 0.0);
-            write_back(self, evicted, rows, scratch)
-        })
     }
 }
 

@@ -5,6 +5,7 @@
 //! update, fill, write-back) is data-parallel work on slots that a GPU can do as well as the host. This room
 //! knows arithmetic ([`crate::numeric`]) and nothing of tables, keys or requests.
 
+pub mod cuda;
 mod directory;
 mod host;
 mod image;
@@ -15,4 +16,4 @@ pub use directory::{Admission, Directory, Policy, Tags, ways_with};
 pub use host::HostPool;
 pub use image::{DirectoryImage, Ranks};
 pub use layout::{RowLayout, StateLayout, StatePrecision};
-pub use pool::{Gradients, Pool, RoundingError, WriteBack};
+pub use pool::{Gradients, Pool, RoundingError, Slots, WriteBack};

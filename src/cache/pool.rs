@@ -3,34 +3,24 @@
 //! `unsafe` only stands in declarations here; what it asks of callers is in [`Pool`]'s safety section.
 #![allow(unsafe_code)]
 
-use crate::numeric::{Rule, hash, simd, sum};
+use super::HostPool;
+use super::cuda::CudaSlots;
+use crate::numeric::{hash, simd, sum};
 
-/// Full-precision rows in numbered slots, on the host or on a GPU.
+/// Full-precision rows in numbered slots, on the host or on a GPU: what is done with a few of them.
 ///
-/// Every operation takes the slots of a batch, which may span partitions, so that a GPU can run it as one kernel. (On
-/// the host the engine makes batches small enough for the first-level cache: 64 keys of a pull, one partition of a push.) A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business.
+/// A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business. The work of
+/// pulls and pushes is not here, because it is cut differently: [`HostPool`](super::HostPool) does it in batches that
+/// stay in the first-level cache, a GPU does it for a whole request at once ([`super::cuda`]).
 ///
 /// # Safety
 ///
 /// The operations take `&self` because partitions work on their own slots side by side. A caller must hold the
-/// lock of the partition that each named slot belongs to: shared for `gather*` and `read`, exclusive for the
-/// others. Every slot must be one of the pool's, and a slot must not be named twice in one call of an
-/// operation that writes slots.
+/// lock of the partition that each named slot belongs to: shared for `read`, exclusive for the others. Every slot must
+/// be one of the pool's, and a slot must not be named twice in one call of an operation that writes slots.
 pub trait Pool: Send + Sync {
     /// Numbers in a slot: weights, then state.
     fn slot_len(&self) -> usize;
-
-    /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
-    ///
-    /// # Safety
-    /// See [`Pool`].
-    unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]);
-
-    /// Adds the weights of `slots[i]`, times `scales[i]` where given, to row `bags[i]` of `out`, in order.
-    ///
-    /// # Safety
-    /// See [`Pool`].
-    unsafe fn gather_pooled(&self, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]);
 
     /// Decodes stored rows, one after the other in `rows`, into slots.
     ///
@@ -49,18 +39,32 @@ pub trait Pool: Send + Sync {
     /// # Safety
     /// See [`Pool`].
     unsafe fn read(&self, slots: &[u32], rows: &mut [f32]);
+}
 
-    /// Steps the optimizer once on each slot; slot i takes the sum of its gradients.
-    ///
-    /// # Safety
-    /// See [`Pool`].
-    unsafe fn update(&self, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule);
+/// The slots of one table, wherever they are.
+pub enum Slots {
+    /// In host memory.
+    Host(HostPool),
+    /// On a GPU.
+    Cuda(CudaSlots),
+}
 
-    /// Rounds slots into stored rows, one after the other in `rows`.
-    ///
-    /// # Safety
-    /// See [`Pool`].
-    unsafe fn write_back(&self, evicted: &[WriteBack], rows: &mut [u8]) -> RoundingError;
+impl Slots {
+    /// For what is done with a few of them, it does not matter where.
+    pub fn pool(&self) -> &dyn Pool {
+        match self {
+            Slots::Host(pool) => pool,
+            Slots::Cuda(slots) => slots,
+        }
+    }
+
+    /// Those on a GPU.
+    pub fn cuda(&self) -> Option<&CudaSlots> {
+        match self {
+            Slots::Host(_) => None,
+            Slots::Cuda(slots) => Some(slots),
+        }
+    }
 }
 
 /// Which gradients belong to which row of a batch. A row's gradients are added in the order given.
@@ -82,8 +86,7 @@ impl<'a> Gradients<'a> {
         'a: 'b,
     {
         let dim = sum.len();
-        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
-        let picked = &self.picked[start..self.ends[i] as usize];
+        let picked = self.picked_of(i);
         let first = self.at(picked[0], dim);
         if picked.len() == 1 {
             return first;
@@ -95,6 +98,13 @@ impl<'a> Gradients<'a> {
             }
         }
         sum
+    }
+
+    /// The numbers of the gradients of row `i`.
+    #[inline(always)]
+    pub fn picked_of(&self, i: usize) -> &'a [u32] {
+        let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
+        &self.picked[start..self.ends[i] as usize]
     }
 
     /// Asks for the first gradient of row `i`, if there is one.

@@ -7,6 +7,7 @@ mod log;
 mod plan;
 mod pull;
 mod push;
+mod selftest;
 mod serve;
 mod stats;
 mod table;
@@ -44,6 +45,7 @@ enum Command {
     /// Look at the log of a shard that is not running, or mend it.
     #[command(subcommand)]
     Log(log::Command),
+    Selftest(selftest::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  hotrow completions fish > ~/.config/fish/completions/hotrow.fish")]
     Completions {
@@ -74,6 +76,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args),
         Command::Checkpoint(command) => block_on(checkpoint::run(command)),
         Command::Log(command) => log::run(command),
+        Command::Selftest(args) => selftest::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hotrow", &mut std::io::stdout());
             Ok(())

@@ -79,6 +79,21 @@ pub struct Args {
     /// What all tables of this shard may take together, such as 200GiB [default: no limit].
     #[arg(long, env = "HOTROW_MEMORY")]
     memory: Option<String>,
+    /// Where hot rows are: on a GPU (cuda), in host memory (host), or on a GPU if there is one (auto) [default: auto].
+    #[arg(long, env = "HOTROW_POOL", value_name = "auto|host|cuda")]
+    pool: Option<String>,
+    /// Which GPU, as the driver counts them [default: 0].
+    #[arg(long, env = "HOTROW_DEVICE")]
+    device: Option<usize>,
+    /// What hot rows may take on the GPU, such as 20GiB [default: nine tenths of what is free].
+    #[arg(long, env = "HOTROW_DEVICE_MEMORY")]
+    device_memory: Option<String>,
+    /// The NVRTC library that compiles the GPU's kernels [default: where libraries are].
+    #[arg(long, env = "HOTROW_NVRTC", value_name = "FILE")]
+    nvrtc: Option<PathBuf>,
+    /// Where compiled kernels are kept [default: hotrow in the user's cache folder].
+    #[arg(long, env = "HOTROW_KERNEL_CACHE", value_name = "DIR")]
+    kernel_cache: Option<PathBuf>,
     /// The cluster's name [default: hotrow].
     #[arg(long, env = "HOTROW_CLUSTER")]
     cluster: Option<String>,
@@ -176,6 +191,11 @@ impl Args {
         set(&mut config.engine.seed, self.seed);
         set(&mut config.engine.threads, self.threads);
         set(&mut config.engine.memory, self.memory);
+        set(&mut config.cache.pool, self.pool);
+        set(&mut config.cache.device, self.device);
+        set(&mut config.cache.device_memory, self.device_memory);
+        set(&mut config.cache.nvrtc, self.nvrtc);
+        set(&mut config.cache.kernel_cache, self.kernel_cache);
         set(&mut config.cluster.name, self.cluster);
         set(&mut config.cluster.shards, self.shards);
         set(&mut config.cluster.shard, self.shard);
@@ -243,6 +263,7 @@ async fn serve(config: &Config) -> Result<()> {
         "hotrow serves shard {shard} of {shards} on {}",
         server.address(),
     );
+    tracing::info!("{}", server.pool());
     if let Some(http) = server.http() {
         tracing::info!("metrics on http://{http}/metrics");
     }

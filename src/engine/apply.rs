@@ -2,8 +2,8 @@
 //!
 //! Hot path: nothing is allocated per row, and buffers are kept by the thread. A push first decides (*plan*: which
 //! rows hit, come in, leave), and then does the work in batches: write-backs, fills, updates. A row that leaves in a
-//! push is never one that the push needs, so the batches do not depend on the order of rows, and a pool may run
-//! each of them as one kernel.
+//! push is never one that the push needs, so the batches do not depend on the order of rows. The host does them at once;
+//! what a GPU has to do is collected (`gpu_change.rs`) until all partitions have been visited.
 //!
 //! `unsafe` lives here because pools trust their caller to hold the partition's lock: a `&mut TablePart` comes
 //! from the write guard of its partition, and a part only names slots of its own directory.
@@ -12,8 +12,11 @@
 use std::cell::RefCell;
 
 use super::distinct::Distinct;
+use super::gpu_change::{Collected, Gradient};
+use super::request::Assign;
 use super::table::Table;
-use crate::cache::{Admission, Gradients, Pool, RoundingError, RowLayout, WriteBack};
+use crate::cache::cuda::CudaSlots;
+use crate::cache::{Admission, Gradients, HostPool, Pool, RoundingError, RowLayout, Slots, WriteBack};
 use crate::numeric::simd::dispatch;
 use crate::numeric::{Noise, Rule, hash};
 use crate::table::TablePart;
@@ -94,14 +97,14 @@ thread_local! {
 }
 
 /// Applies a push or a touch to one part.
-pub fn push(part: &mut TablePart, visit: &Visit<'_>, numbering: Numbering<'_>) {
+pub fn push<'a>(part: &mut TablePart, visit: &Visit<'a>, numbering: Numbering<'_>, gpu: &mut Collected<'a>) {
     WORK.with_borrow_mut(|work| {
         let layout = visit.table.layout();
         work.scratch.resize(layout.slot_len() + 2 * layout.dim, 0.0);
         if layout.is_exact() {
             exact(part, visit, work);
         } else {
-            cached(part, visit, numbering, work);
+            cached(part, visit, numbering, work, gpu);
         }
     });
 }
@@ -138,34 +141,81 @@ dispatch! {
 }
 
 /// A table with low-precision rows and a cache (of zero rows, perhaps).
-fn cached(part: &mut TablePart, visit: &Visit<'_>, mut numbering: Numbering<'_>, work: &mut Work) {
+fn cached<'a>(
+    part: &mut TablePart,
+    visit: &Visit<'a>,
+    mut numbering: Numbering<'_>,
+    work: &mut Work,
+    gpu: &mut Collected<'a>,
+) {
     plan(part, visit, &mut numbering, work);
-    if let Some(pool) = visit.table.pool.as_deref() {
-        // SAFETY: `part` comes from the write guard of its partition; `plan` took the slots from the part's own
-        // directory, each once per list.
-        unsafe {
-            put_aside(pool, part, work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
-            exchange(pool, part, visit.table, work);
-        }
-        if let Some((values, rule)) = visit.update {
-            let Work { distinct, slots, update_slots, picked, ends, .. } = work;
-            distinct.group(visit.positions, |i| slots[i] != NO_SLOT, picked, ends);
-            update_slots.clear();
-            for &slot in slots.iter().filter(|&&slot| slot != NO_SLOT) {
-                part.directory.set_dirty(slot);
-                update_slots.push(part.first_slot + slot);
-            }
-            // SAFETY: as above; distinct keys have distinct slots.
-            unsafe { pool.update(update_slots, &Gradients { values, picked, ends }, &rule) };
-        }
-    }
     if let Some((values, rule)) = visit.update {
         if !work.conflicts.is_empty() {
             conflicts(part, visit, values, &rule, &numbering, work);
         }
         part.counts.updated_rows += work.distinct.len() as u64;
     }
+    match &visit.table.slots {
+        // SAFETY: `part` comes from the write guard of its partition; `plan` took the slots from the part's own
+        // directory, each once per list.
+        Some(Slots::Host(pool)) => unsafe { work_on_host(pool, part, visit, work) },
+        Some(Slots::Cuda(slots)) => collect(slots, part, visit, work, gpu),
+        None => {}
+    }
     part.directory.end(work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
+}
+
+/// Does what was planned.
+///
+/// # Safety
+/// The caller holds the part's partition exclusively.
+unsafe fn work_on_host(pool: &HostPool, part: &mut TablePart, visit: &Visit<'_>, work: &mut Work) {
+    // SAFETY: the caller's lock.
+    unsafe {
+        put_aside(pool, part, work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
+        exchange(pool, part, visit.table, work);
+    }
+    if let Some((values, rule)) = visit.update {
+        group_cached(part, visit, work);
+        let Work { update_slots, picked, ends, .. } = work;
+        // SAFETY: the caller's lock; distinct keys have distinct slots.
+        unsafe { pool.update(update_slots, &Gradients { values, picked, ends }, &rule) };
+    }
+}
+
+/// Has a GPU do what was planned, when all partitions have been visited.
+fn collect<'a>(slots: &CudaSlots, part: &mut TablePart, visit: &Visit<'a>, work: &mut Work, gpu: &mut Collected<'a>) {
+    gpu.put_aside(slots, part, work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
+    for (leaving, &row) in work.leaving.iter().zip(&work.leaving_rows) {
+        gpu.leave(slots.address(leaving.slot), *leaving, row);
+    }
+    coming(part, visit.table, work);
+    gpu.fill(work.fill_slots.iter().map(|&slot| slots.address(slot)), &work.fill_bytes);
+    gpu.load(work.load_slots.iter().map(|&slot| slots.address(slot)), &work.load_rows);
+    if let Some((values, _)) = visit.update {
+        group_cached(part, visit, work);
+        let Work { update_slots, picked, ends, scratch, .. } = work;
+        let dim = visit.table.dim();
+        let gradients = Gradients { values, picked, ends };
+        for (i, &slot) in update_slots.iter().enumerate() {
+            let gradient = match gradients.picked_of(i) {
+                [only] => Gradient::Sent(&values[*only as usize * dim..][..dim]),
+                _ => gpu.sum(gradients.of(i, &mut scratch[..dim])),
+            };
+            gpu.update(slots.address(slot), gradient);
+        }
+    }
+}
+
+/// Which slots are stepped, and by which gradients.
+fn group_cached(part: &mut TablePart, visit: &Visit<'_>, work: &mut Work) {
+    let Work { distinct, slots, update_slots, picked, ends, .. } = work;
+    distinct.group(visit.positions, |i| slots[i] != NO_SLOT, picked, ends);
+    update_slots.clear();
+    for &slot in slots.iter().filter(|&&slot| slot != NO_SLOT) {
+        part.directory.set_dirty(slot);
+        update_slots.push(part.first_slot + slot);
+    }
 }
 
 dispatch! {
@@ -241,7 +291,7 @@ dispatch! {
 ///
 /// # Safety
 /// The caller holds the part's partition exclusively.
-unsafe fn put_aside(pool: &dyn Pool, part: &mut TablePart, slots: impl Iterator<Item = u32>) {
+unsafe fn put_aside(pool: &HostPool, part: &mut TablePart, slots: impl Iterator<Item = u32>) {
     let first_slot = part.first_slot;
     let Some(saving) = part.saving_mut() else { return };
     let unsaved = saving.unsaved_slots(slots);
@@ -257,9 +307,8 @@ unsafe fn put_aside(pool: &dyn Pool, part: &mut TablePart, slots: impl Iterator<
 ///
 /// # Safety
 /// The caller holds the part's partition exclusively.
-unsafe fn exchange(pool: &dyn Pool, part: &mut TablePart, table: &Table, work: &mut Work) {
-    let layout = table.layout();
-    let row_bytes = layout.row_bytes();
+unsafe fn exchange(pool: &HostPool, part: &mut TablePart, table: &Table, work: &mut Work) {
+    let row_bytes = table.layout().row_bytes();
     if !work.leaving.is_empty() {
         work.leaving_bytes.resize(work.leaving.len() * row_bytes, 0);
         // SAFETY: the caller's lock; every slot was evicted once.
@@ -269,6 +318,19 @@ unsafe fn exchange(pool: &dyn Pool, part: &mut TablePart, table: &Table, work: &
             part.store(row).copy_from_slice(bytes);
         }
     }
+    coming(part, table, work);
+    if !work.fill_slots.is_empty() {
+        // SAFETY: the caller's lock; every slot was given to one row.
+        unsafe { pool.fill(&work.fill_slots, &work.fill_bytes) };
+    }
+    if !work.load_slots.is_empty() {
+        // SAFETY: as above.
+        unsafe { pool.load(&work.load_slots, &work.load_rows) };
+    }
+}
+
+/// The rows that come in, as they are stored or, untrained, as they begin.
+fn coming(part: &TablePart, table: &Table, work: &mut Work) {
     work.fill_slots.clear();
     work.fill_bytes.clear();
     work.load_slots.clear();
@@ -287,18 +349,10 @@ unsafe fn exchange(pool: &dyn Pool, part: &mut TablePart, table: &Table, work: &
             None => {
                 work.load_slots.push(slot);
                 let start = work.load_rows.len();
-                work.load_rows.resize(start + layout.slot_len(), 0.0);
+                work.load_rows.resize(start + table.layout().slot_len(), 0.0);
                 initial_row(table, work.distinct.keys[i], &mut work.load_rows[start..]);
             }
         }
-    }
-    if !work.fill_slots.is_empty() {
-        // SAFETY: the caller's lock; every slot was given to one row.
-        unsafe { pool.fill(&work.fill_slots, &work.fill_bytes) };
-    }
-    if !work.load_slots.is_empty() {
-        // SAFETY: as above.
-        unsafe { pool.load(&work.load_slots, &work.load_rows) };
     }
 }
 
@@ -339,16 +393,16 @@ dispatch! {
     }
 }
 
-/// Sets rows. Weights and state are those of the change; `positions` are the keys in this partition.
+/// Sets rows; `positions` are the keys in this partition.
 pub fn assign(
     part: &mut TablePart,
     table: &Table,
-    keys: &[u64],
-    weights: &[f32],
-    state: Option<&[f32]>,
+    assign: &Assign<'_>,
     positions: &[u32],
     mut numbering: Numbering<'_>,
+    gpu: &mut Collected<'_>,
 ) {
+    let &Assign { keys, weights, state, .. } = assign;
     WORK.with_borrow_mut(|work| {
         let layout = table.layout();
         let (dim, state_len) = (layout.dim, layout.state.numbers());
@@ -365,8 +419,13 @@ pub fn assign(
                 Some(state) => scratch[dim..].copy_from_slice(&state[position * state_len..][..state_len]),
                 None => scratch[dim..].fill(0.0),
             }
-            match (part.directory.find(row, mixed), table.pool.as_deref()) {
-                (Some(slot), Some(pool)) => {
+            match (part.directory.find(row, mixed), &table.slots) {
+                (Some(slot), Some(Slots::Cuda(slots))) => {
+                    part.directory.set_dirty(slot);
+                    gpu.put_aside(slots, part, std::iter::once(slot));
+                    gpu.load(std::iter::once(slots.address(part.first_slot + slot)), scratch);
+                }
+                (Some(slot), Some(Slots::Host(pool))) => {
                     part.directory.set_dirty(slot);
                     // SAFETY: `part` comes from the write guard of its partition, and the slot is its own.
                     unsafe {

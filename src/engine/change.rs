@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockWriteGuard;
 
 use super::apply::{self, Numbering, Visit};
+use super::gpu_change::{self, Collected};
 use super::order::Turn;
 use super::partition::Partition;
 use super::route::Groups;
@@ -61,7 +62,7 @@ impl Engine {
                 let mut parts = Vec::with_capacity(assigns.len());
                 for (table, assign) in tables.iter().zip(assigns) {
                     self.check_assign(table, assign)?;
-                    parts.push(Part::new(self, table, assign.keys, Action::Assign(assign.weights, assign.state)));
+                    parts.push(Part::new(self, table, assign.keys, Action::Assign(assign)));
                 }
                 self.apply_parts(change, parts)
             }
@@ -186,14 +187,15 @@ impl Engine {
         };
         let unfinished = Unfinished(lsn);
         let rows: usize = parts.iter().map(|part| part.keys.len()).sum();
-        match self.compute.helps(rows) {
+        // A GPU is given the work of all partitions at once.
+        match self.compute.helps(rows) || parts.iter().any(|part| part.table.cuda().is_some()) {
             true => {
                 let mut held = turn.take_all(&self.partitions);
                 drop(turn);
                 self.apply_to_all(&parts, &mut held);
             }
             false => turn.walk(&self.partitions, |place, partition| {
-                parts.iter().for_each(|part| part.apply(place, partition, self.config.seed));
+                parts.iter().for_each(|part| part.apply(place, partition, self.config.seed, &mut Collected::default()));
             }),
         }
         unfinished.done();
@@ -326,11 +328,24 @@ impl Engine {
     fn apply_to_all(&self, parts: &[Part<'_>], held: &mut [Guard<'_>]) {
         let seed = self.config.seed;
         let rows = parts.iter().map(|part| part.keys.len()).sum();
+        // Rows that are laid out alike and stepped alike are one piece of work for a GPU, whatever their table.
+        let mut groups = gpu_change::Groups::default();
+        let group_of: Vec<usize> = parts.iter().map(|part| groups.of(part.table, part.rule())).collect();
         // The guards stay on this thread; the compute threads borrow what they guard.
-        let partitions = held.iter_mut().map(|guard| &mut **guard).enumerate().collect();
-        self.compute.each(rows, partitions, |(place, partition): (usize, &mut Partition)| {
-            parts.iter().for_each(|part| part.apply(place, partition, seed));
+        let mut partitions: Vec<&mut Partition> = held.iter_mut().map(|guard| &mut **guard).collect();
+        let some = if groups.is_empty() { 1 } else { partitions.len().div_ceil(GPU_JOBS) };
+        let jobs: Vec<_> = (0..).step_by(some).zip(partitions.chunks_mut(some)).collect();
+        let mut collected: Vec<Vec<Collected<'_>>> = jobs.iter().map(|_| groups.collectors()).collect();
+        let jobs = jobs.into_iter().zip(&mut collected).collect();
+        self.compute.each(rows, jobs, |((first, partitions), collected): ((usize, &mut [&mut Partition]), _)| {
+            let collected: &mut Vec<Collected<'_>> = collected;
+            for (place, partition) in (first..).zip(partitions) {
+                for (part, &group) in parts.iter().zip(&group_of) {
+                    part.apply(place, partition, seed, &mut collected[group]);
+                }
+            }
         });
+        groups.run(seed, collected, &mut partitions);
     }
 }
 
@@ -341,6 +356,9 @@ enum Recognised {
     /// All its partitions have applied it.
     Duplicate,
 }
+
+/// Pieces of the partitions that a change is planned in, where a GPU waits for all of them.
+const GPU_JOBS: usize = 16;
 
 type Guard<'a> = RwLockWriteGuard<'a, Partition>;
 
@@ -384,7 +402,7 @@ struct Part<'a> {
 enum Action<'a> {
     Push { push: &'a Push<'a>, rule: Rule },
     Touch,
-    Assign(&'a [f32], Option<&'a [f32]>),
+    Assign(&'a Assign<'a>),
     Remove,
 }
 
@@ -399,7 +417,15 @@ impl<'a> Part<'a> {
         self.table.keys() == KeySpace::Hashed && !matches!(self.action, Action::Remove)
     }
 
-    fn apply(&self, place: usize, partition: &mut Partition, seed: u32) {
+    /// By what it steps rows.
+    fn rule(&self) -> Option<Rule> {
+        match self.action {
+            Action::Push { rule, .. } => Some(rule),
+            _ => None,
+        }
+    }
+
+    fn apply<'p>(&'p self, place: usize, partition: &mut Partition, seed: u32, gpu: &mut Collected<'p>) {
         let positions = self.groups.of(place);
         if positions.is_empty() {
             return;
@@ -409,13 +435,12 @@ impl<'a> Part<'a> {
         let numbering = Numbering { seed, partition: *id, next: write_backs };
         let visit = |update| Visit { table: self.table, keys: self.keys, positions, update };
         part.before_change();
+        gpu.visit(place, self.table.id);
         match self.action {
             _ if self.applied.get(place).is_some_and(|&applied| applied) => {}
-            Action::Push { push, rule } => apply::push(part, &visit(Some((push.gradients, rule))), numbering),
-            Action::Touch => apply::push(part, &visit(None), numbering),
-            Action::Assign(weights, state) => {
-                apply::assign(part, self.table, self.keys, weights, state, positions, numbering);
-            }
+            Action::Push { push, rule } => apply::push(part, &visit(Some((push.gradients, rule))), numbering, gpu),
+            Action::Touch => apply::push(part, &visit(None), numbering, gpu),
+            Action::Assign(assign) => apply::assign(part, self.table, assign, positions, numbering, gpu),
             Action::Remove => apply::remove(part, self.keys, positions),
         }
         if let Some(&promised) = self.promised.get(place) {

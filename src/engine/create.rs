@@ -7,14 +7,15 @@ use super::table::{Hyper, Table};
 use parking_lot::RwLock;
 
 use super::{Alteration, Change, Engine, Lsn};
-use crate::cache::{Directory, HostPool, Pool};
+use crate::cache::cuda::CudaSlots;
+use crate::cache::{Directory, HostPool, Slots};
 use crate::error::{Error, Result};
 use crate::memory::{Mapping, Region};
 use crate::numeric::hash;
 use crate::table::{ChunkSource, Initial, KeySpace, Shape, TablePart, TableSpec};
 
-/// A region per owned partition for the rows of a dense table, and a pool where there is a cache.
-type TableMemory = (Vec<Region>, Option<Box<dyn Pool>>);
+/// A region per owned partition for the rows of a dense table, and slots where there is a cache.
+type TableMemory = (Vec<Region>, Option<Slots>);
 
 impl Engine {
     pub(super) fn apply_create(&self, change: &Change<'_>, spec: &TableSpec) -> Result<Lsn> {
@@ -39,7 +40,9 @@ impl Engine {
         let slots: Vec<u32> = self.route.owned().iter().map(slots_in).collect();
         let all_slots: u32 = slots.iter().sum();
         let rows: u64 = self.route.owned().iter().map(|&p| shape.rows_in(p, partitions)).sum();
-        let slot_bytes = shape.layout.slot_bytes() as u64 + Directory::BYTES_PER_SLOT;
+        // Slots on a GPU have a budget of their own.
+        let slot_bytes = if self.device.is_ok() { 0 } else { shape.layout.slot_bytes() as u64 };
+        let slot_bytes = slot_bytes + Directory::BYTES_PER_SLOT;
         let row_bytes = rows.saturating_mul(shape.stride() as u64).saturating_add(rows.div_ceil(8));
         let charged = row_bytes.saturating_add(u64::from(all_slots) * slot_bytes);
         self.budget.take(charged)?;
@@ -65,7 +68,7 @@ impl Engine {
         slots: &[u32],
         born: Lsn,
     ) -> Result<(Arc<Table>, Vec<TablePart>)> {
-        let (memory, pool) = self.allocate(&shape, slots.iter().sum())?;
+        let (memory, slots_memory) = self.allocate(&shape, slots.iter().sum())?;
         let mut memory = memory.into_iter();
         let mut first_slot = 0;
         let mut parts = Vec::with_capacity(slots.len());
@@ -80,7 +83,7 @@ impl Engine {
             hyper: RwLock::new(Hyper::of(spec)),
             shape,
             initial: Initial::new(spec.initializer, spec.rows(), self.config.seed, hash::table_tag(&spec.name)),
-            pool,
+            slots: slots_memory,
             chunks: ChunkSource::new(),
             charged,
             dropped: AtomicBool::new(false),
@@ -104,11 +107,12 @@ impl Engine {
             let mut mapping = Mapping::new(lens.iter().map(|&len| Mapping::len_for(1, len)).sum()).map_err(system)?;
             regions.extend(lens.iter().map(|&len| mapping.take(len).expect("the mapping was made for these")));
         }
-        let pool: Option<Box<dyn Pool>> = match slots {
-            0 => None,
-            _ => Some(Box::new(HostPool::new(shape.layout, self.config.seed, slots).map_err(system)?)),
+        let slots = match (slots, &self.device) {
+            (0, _) => None,
+            (_, Ok(device)) => Some(Slots::Cuda(CudaSlots::new(device, shape.layout, slots)?)),
+            (_, Err(_)) => Some(Slots::Host(HostPool::new(shape.layout, self.config.seed, slots).map_err(system)?)),
         };
-        Ok((regions, pool))
+        Ok((regions, slots))
     }
 
     pub(super) fn apply_drop(&self, change: &Change<'_>, name: &str) -> Result<Lsn> {

@@ -11,6 +11,8 @@ mod clients;
 mod compute;
 mod create;
 pub(crate) mod distinct;
+mod gpu_change;
+mod gpu_read;
 mod order;
 mod partition;
 mod pull;
@@ -36,6 +38,7 @@ use self::partition::Partition;
 use self::route::Route;
 use self::table::Table;
 use crate::budget::Budget;
+use crate::cache::cuda::{CudaConfig, Device};
 use crate::error::{Error, Result};
 use crate::table::{SMALL_TABLE_BYTES, TableSpec};
 
@@ -50,7 +53,7 @@ pub use self::save::{Piece, SavedTable, Snapshot, Unsettled};
 pub use self::scan::ScanCursor;
 pub use self::stats::TableStats;
 
-/// How an engine is set up. Everything but `owned`, `threads` and `memory_budget` must be the same on all engines of
+/// How an engine is set up. Everything but `owned`, `threads`, `memory_budget` and `pool` must be the same on all engines of
 /// a cluster, for its whole life.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -68,6 +71,20 @@ pub struct EngineConfig {
     pub small_table_bytes: u64,
     /// How many clients may be open at once.
     pub max_clients: usize,
+    /// Where cached rows are.
+    pub pool: PoolConfig,
+}
+
+/// Where cached rows are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum PoolConfig {
+    /// In host memory.
+    #[default]
+    Host,
+    /// On a GPU; without one there is no engine.
+    Cuda(CudaConfig),
+    /// On a GPU if there is one that can be used, in host memory otherwise.
+    Auto(CudaConfig),
 }
 
 impl Default for EngineConfig {
@@ -80,6 +97,7 @@ impl Default for EngineConfig {
             memory_budget: None,
             small_table_bytes: SMALL_TABLE_BYTES,
             max_clients: 65_536,
+            pool: PoolConfig::Host,
         }
     }
 }
@@ -96,6 +114,8 @@ pub struct Engine {
     order: Order,
     budget: Budget,
     compute: Compute,
+    /// The GPU that holds cached rows; without one, why there is none.
+    device: std::result::Result<Arc<Device>, Option<String>>,
 }
 
 impl Engine {
@@ -113,6 +133,11 @@ impl Engine {
             return invalid(format!("owned must name partitions from 0 to {}", config.partitions - 1));
         }
         let owned: Vec<u32> = owned.into_iter().collect();
+        let device = match &config.pool {
+            PoolConfig::Host => Err(None),
+            PoolConfig::Cuda(cuda) => Ok(Device::open(cuda).map_err(Error::NoDevice)?),
+            PoolConfig::Auto(cuda) => Device::open(cuda).map_err(Some),
+        };
         Ok(Engine {
             partitions: owned.iter().map(|&id| RwLock::new(Partition::new(id))).collect(),
             route: Route::new(config.partitions, owned),
@@ -122,6 +147,7 @@ impl Engine {
             order: Order::new(),
             budget: Budget::new(config.memory_budget),
             compute: Compute::new(config.threads)?,
+            device,
             config,
         })
     }
@@ -129,6 +155,16 @@ impl Engine {
     /// How it was set up.
     pub fn config(&self) -> &EngineConfig {
         &self.config
+    }
+
+    /// The GPU that holds cached rows.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_deref().ok()
+    }
+
+    /// Why cached rows are in host memory although a GPU would have been taken.
+    pub fn without_device(&self) -> Option<&str> {
+        self.device.as_ref().err()?.as_deref()
     }
 
     /// Hands every change from now on to `log`, in order, before it is applied.

@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use super::partition::Partition;
 use super::route::Route;
 use super::table::Table;
-use crate::cache::ways_with;
+use crate::cache::{Slots, ways_with};
 use crate::error::{Error, Result};
 use crate::numeric::format::{WeightFormat, encode_nearest};
 use crate::numeric::hash;
@@ -149,7 +149,7 @@ impl Block<'_> {
 
     /// Copies the rows that are cached into `out`.
     fn gather(&self, held: &Held<'_>, out: &mut [f32]) {
-        if let (Some(pool), true) = (held.table.pool.as_deref(), self.cached > 0) {
+        if let (Some(Slots::Host(pool)), true) = (&held.table.slots, self.cached > 0) {
             // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
             unsafe { pool.gather(&self.slots[..self.cached], &self.slots_to[..self.cached], out) };
         }
@@ -252,22 +252,70 @@ dispatch! {
         out: &mut [u8]
     ) {
         let (dim, bytes) = (held.table.dim(), format.bytes(held.table.dim()));
-        let as_stored = format == held.table.layout().weights;
         for &to in &block.slots_to[..block.cached] {
             let i = to as usize;
             encode_nearest(format, &rows[i * dim..][..dim], &mut out[i * bytes..][..bytes]);
         }
+        let scratch = &mut rows[..dim];
         for (&row, &to) in block.rows[..block.others].iter().zip(&block.rows_to) {
             let i = to as usize;
-            let (partition, out) = (block.places[i].partition, &mut out[i * bytes..][..bytes]);
-            match held.stored(partition, row) {
-                Some(stored) if as_stored => out.copy_from_slice(&stored[..bytes]),
-                _ => {
-                    held.read(keys[i], partition, row, &mut rows[..dim]);
-                    encode_nearest(format, &rows[..dim], out);
-                }
-            }
+            let out = &mut out[i * bytes..][..bytes];
+            read_as(format, held, Other { key: to, bag: 0, partition: block.places[i].partition, row }, keys, scratch, out);
         }
+    }
+}
+
+/// Reads a row that is not in the cache in another format. `scratch` has room for a row.
+#[inline(always)]
+fn read_as(format: WeightFormat, held: &Held<'_>, other: Other, keys: &[u64], scratch: &mut [f32], out: &mut [u8]) {
+    match held.stored(other.partition, other.row) {
+        Some(stored) if format == held.table.layout().weights => out.copy_from_slice(&stored[..out.len()]),
+        _ => {
+            held.read(keys[other.key as usize], other.partition, other.row, scratch);
+            encode_nearest(format, scratch, out);
+        }
+    }
+}
+
+/// What is known of the keys of a job.
+#[derive(Default)]
+pub struct Found {
+    /// The slots of the keys that are cached, and which keys these are.
+    pub cached: Vec<(u32, u32)>,
+    /// The rows of those that are not.
+    others: Vec<Other>,
+}
+
+/// Looks keys up.
+pub fn find(held: &Held<'_>, keys: &[u64]) -> Found {
+    let mut block = Block::new();
+    let mut found = Found::default();
+    for (first, keys) in (0..).step_by(BLOCK).zip(keys.chunks(BLOCK)) {
+        approach_block(held, keys, &mut block);
+        find_block(held, keys, &mut block);
+        let cached = block.slots[..block.cached].iter().zip(&block.slots_to);
+        found.cached.extend(cached.map(|(&slot, &to)| (slot, first + to)));
+        let others = block.rows[..block.others].iter().zip(&block.rows_to);
+        found.others.extend(others.map(|(&row, &to)| Other {
+            key: first + to,
+            bag: 0,
+            partition: block.places[to as usize].partition,
+            row,
+        }));
+    }
+    found
+}
+
+dispatch! {
+    /// Reads the rows of `keys` that are not in the cache.
+    pub fn read_found(format: WeightFormat, held: &Held<'_>, keys: &[u64], found: &Found, out: &mut [u8]) {
+        let (dim, bytes) = (held.table.dim(), format.bytes(held.table.dim()));
+        WORK.with_borrow_mut(|work| {
+            work.row.resize(dim, 0.0);
+            for &other in &found.others {
+                read_as(format, held, other, keys, &mut work.row, &mut out[other.key as usize * bytes..][..bytes]);
+            }
+        });
     }
 }
 
@@ -286,18 +334,35 @@ pub struct Bags<'a> {
     pub mean: bool,
 }
 
+impl Bags<'_> {
+    /// Where a bag ends among the keys.
+    #[inline(always)]
+    fn end_of(&self, bag: usize) -> usize {
+        self.offsets.get(bag + 1).map_or(self.keys.len(), |&end| (end - self.base) as usize)
+    }
+}
+
+/// What is known of the keys of some bags.
+#[derive(Default)]
+pub struct FoundBags {
+    /// The slots of the keys that are cached, the bags these are in, and their factors, if they have any.
+    pub slots: Vec<u32>,
+    /// See `slots`.
+    pub slot_bags: Vec<u32>,
+    /// See `slots`.
+    pub slot_factors: Vec<f32>,
+    others: Vec<Other>,
+}
+
 /// The buffers of one thread.
 #[derive(Default)]
 struct Work {
-    slots: Vec<u32>,
-    slot_bags: Vec<u32>,
-    slot_scales: Vec<f32>,
-    others: Vec<Other>,
+    found: FoundBags,
     row: Vec<f32>,
     block: Vec<f32>,
 }
 
-/// A key of a bag whose row is not in the cache.
+/// A key whose row is not in the cache.
 #[derive(Clone, Copy)]
 struct Other {
     key: u32,
@@ -320,27 +385,42 @@ pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32]) -> u64 {
 
 dispatch! {
     fn read_pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> u64 {
+        let Work { found, row, .. } = work;
+        out.fill(0.0);
+        find_bags(held, bags, found);
+        if let (Some(Slots::Host(pool)), true) = (&held.table.slots, !found.slots.is_empty()) {
+            let factors = bags.weights.map(|_| found.slot_factors.as_slice());
+            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+            unsafe { pool.gather_pooled(&found.slots, &found.slot_bags, factors, out) };
+        }
+        for &other in &found.others {
+            held.read(bags.keys[other.key as usize], other.partition, other.row, row);
+            add_other(bags, other, row, out);
+        }
+        divide(bags, held.table.dim(), out);
+        found.slots.len() as u64
+    }
+}
+
+dispatch! {
+    /// Looks up the keys of bags.
+    pub fn find_bags(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
         match held.parts.is_empty() {
-            true => pool_rows::<false>(held, bags, out, work),
-            false => pool_rows::<true>(held, bags, out, work),
+            true => find_in_bags::<false>(held, bags, found),
+            false => find_in_bags::<true>(held, bags, found),
         }
     }
 }
 
 #[inline(always)]
-fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32], work: &mut Work) -> u64 {
-    let table = held.table;
-    let dim = table.dim();
-    out.fill(0.0);
-    work.slots.clear();
-    work.slot_bags.clear();
-    work.slot_scales.clear();
-    work.others.clear();
-    let end_of = |bag: usize| bags.offsets.get(bag + 1).map_or(bags.keys.len(), |&end| (end - bags.base) as usize);
-
+fn find_in_bags<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
+    found.slots.clear();
+    found.slot_bags.clear();
+    found.slot_factors.clear();
+    found.others.clear();
     let level = simd::level();
     let mut places = [Place::default(); BLOCK];
-    let (mut bag, mut end) = (0, end_of(0));
+    let (mut bag, mut end) = (0, bags.end_of(0));
     for (first, keys) in (0..).step_by(BLOCK).zip(bags.keys.chunks(BLOCK)) {
         for (place, &key) in places.iter_mut().zip(keys) {
             *place = held.approach::<HASHED>(key);
@@ -348,46 +428,67 @@ fn pool_rows<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f3
         for (i, (&key, place)) in (first..).zip(keys.iter().zip(&places)) {
             while i >= end {
                 bag += 1;
-                end = end_of(bag);
+                end = bags.end_of(bag);
             }
             let (row, way) = held.find::<HASHED>(level, key, place);
             if way != 0 {
-                work.slots.push(place.slot + way.trailing_zeros());
-                work.slot_bags.push(bag as u32);
+                found.slots.push(place.slot + way.trailing_zeros());
+                found.slot_bags.push(bag as u32);
                 if let Some(weights) = bags.weights {
-                    work.slot_scales.push(weights[i]);
+                    found.slot_factors.push(weights[i]);
                 }
             } else {
                 held.prefetch::<HASHED>(place.partition, row);
-                work.others.push(Other { key: i as u32, bag: bag as u32, partition: place.partition, row });
+                found.others.push(Other { key: i as u32, bag: bag as u32, partition: place.partition, row });
             }
         }
     }
-    let hits = work.slots.len() as u64;
-    if let (Some(pool), true) = (table.pool.as_deref(), hits > 0) {
-        let scales = bags.weights.map(|_| work.slot_scales.as_slice());
-        // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-        unsafe { pool.gather_pooled(&work.slots, &work.slot_bags, scales, out) };
-    }
-    for &Other { key, bag, partition, row } in &work.others {
-        held.read(bags.keys[key as usize], partition, row, &mut work.row);
-        let out = &mut out[bag as usize * dim..][..dim];
-        match bags.weights {
-            Some(weights) => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += weights[key as usize] * w),
-            None => out.iter_mut().zip(&work.row).for_each(|(out, w)| *out += w),
+}
+
+dispatch! {
+    /// Reads the rows of bags that are not in the cache, one after the other.
+    pub fn read_found_in_bags(held: &Held<'_>, bags: &Bags<'_>, found: &FoundBags, rows: &mut Vec<f32>) {
+        let dim = held.table.dim();
+        rows.resize(found.others.len() * dim, 0.0);
+        for (other, row) in found.others.iter().zip(rows.chunks_exact_mut(dim)) {
+            held.read(bags.keys[other.key as usize], other.partition, other.row, row);
         }
     }
-    if bags.mean {
-        let mut start = 0;
-        for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
-            let end = end_of(bag);
-            if end > start {
-                out.iter_mut().for_each(|out| *out /= (end - start) as f32);
-            }
-            start = end;
+}
+
+dispatch! {
+    /// Adds those rows to what the bags have of cached rows.
+    pub fn finish_bags(bags: &Bags<'_>, found: &FoundBags, rows: &[f32], dim: usize, out: &mut [f32]) {
+        for (&other, row) in found.others.iter().zip(rows.chunks_exact(dim)) {
+            add_other(bags, other, row, out);
         }
+        divide(bags, dim, out);
     }
-    hits
+}
+
+#[inline(always)]
+fn add_other(bags: &Bags<'_>, other: Other, row: &[f32], out: &mut [f32]) {
+    let out = &mut out[other.bag as usize * row.len()..][..row.len()];
+    match bags.weights {
+        Some(weights) => out.iter_mut().zip(row).for_each(|(out, w)| *out += weights[other.key as usize] * w),
+        None => out.iter_mut().zip(row).for_each(|(out, w)| *out += w),
+    }
+}
+
+/// Makes means of sums, where they are asked for.
+#[inline(always)]
+fn divide(bags: &Bags<'_>, dim: usize, out: &mut [f32]) {
+    if !bags.mean {
+        return;
+    }
+    let mut start = 0;
+    for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
+        let end = bags.end_of(bag);
+        if end > start {
+            out.iter_mut().for_each(|out| *out /= (end - start) as f32);
+        }
+        start = end;
+    }
 }
 
 /// A whole row, and where it is.
@@ -414,7 +515,7 @@ pub fn inspect(partition: &Partition, table: &Table, key: u64) -> Option<Row> {
     let row = part.find(key);
     let at = row.and_then(|row| part.directory.find(row, mixed));
     let stored = row.and_then(|row| part.stored(row));
-    match (at, table.pool.as_deref(), stored) {
+    match (at, table.pool(), stored) {
         // SAFETY: `partition` is borrowed from its read guard, and the slot is of its part.
         (Some(at), Some(pool), _) => unsafe { pool.read(&[part.first_slot + at], &mut slot) },
         (_, _, Some(bytes)) => {
@@ -433,19 +534,35 @@ pub fn inspect(partition: &Partition, table: &Table, key: u64) -> Option<Row> {
     })
 }
 
-/// Reads the weights of one row in the form in which its table stores them. Where there is no such form, or the cached
+/// Reads the weights of rows in the form in which their table stores them. Where there is no such form, or the cached
 /// row has left it behind, they are rounded to the nearest; a clean row is never rounded again. Counts nothing.
-pub fn stored(part: &TablePart, table: &Table, key: u64, weights: &mut [f32], out: &mut [u8]) {
-    let row = part.find(key);
-    let cached = row.and_then(|row| part.directory.find(row, hash::mix64(key)));
-    let dirty = cached.filter(|&at| part.directory.is_dirty(at));
-    match (dirty, table.pool.as_deref(), row.and_then(|row| part.stored(row))) {
-        // SAFETY: `part` is borrowed from its partition's read guard, and the slot is its own.
-        (Some(at), Some(pool), _) => unsafe { pool.gather(&[part.first_slot + at], &[0], weights) },
-        (_, _, Some(bytes)) => return out.copy_from_slice(&bytes[..out.len()]),
-        _ => table.initial.weights(key, weights),
+pub fn stored<'a>(table: &Table, keys: &[u64], part: impl Fn(u64) -> Option<&'a TablePart>, out: &mut [u8]) {
+    let layout = table.layout();
+    let bytes = layout.weights.bytes(layout.dim);
+    let mut weights = vec![0.0; layout.dim];
+    let mut dirty = Vec::new();
+    for ((i, &key), out) in keys.iter().enumerate().zip(out.chunks_exact_mut(bytes)) {
+        let Some(part) = part(key) else { continue };
+        let row = part.find(key);
+        let cached = row.and_then(|row| part.directory.find(row, hash::mix64(key)));
+        match (cached.filter(|&at| part.directory.is_dirty(at)), row.and_then(|row| part.stored(row))) {
+            (Some(at), _) => dirty.push((part.first_slot + at, i)),
+            (None, Some(stored)) => out.copy_from_slice(&stored[..bytes]),
+            (None, None) => {
+                table.initial.weights(key, &mut weights);
+                encode_nearest(layout.weights, &weights, out);
+            }
+        }
     }
-    encode_nearest(table.layout().weights, weights, out);
+    if let (Some(pool), false) = (table.pool(), dirty.is_empty()) {
+        let slots: Vec<u32> = dirty.iter().map(|&(slot, _)| slot).collect();
+        let mut rows = vec![0.0; slots.len() * layout.slot_len()];
+        // SAFETY: the parts are borrowed from read guards of their partitions, and the slots are theirs.
+        unsafe { pool.read(&slots, &mut rows) };
+        for (&(_, i), row) in dirty.iter().zip(rows.chunks_exact(layout.slot_len())) {
+            encode_nearest(layout.weights, &row[..layout.dim], &mut out[i * bytes..][..bytes]);
+        }
+    }
 }
 
 /// Feeds the state of a partition, the cached rows of these tables included, to `write`.
@@ -455,13 +572,12 @@ pub fn digest(partition: &Partition, tables: &[std::sync::Arc<Table>], mut write
         let Some(part) = partition.part(table.id) else { continue };
         write(table.name().as_bytes());
         part.digest(&mut write);
-        let mut slot = vec![0.0; table.layout().slot_len()];
-        for at in 0..part.directory.slots() {
-            if let (Some(_), Some(pool)) = (part.directory.row_at(at), table.pool.as_deref()) {
-                // SAFETY: `partition` is borrowed from its read guard, and the slot is of its part.
-                unsafe { pool.read(&[part.first_slot + at], &mut slot) };
-                write(bytemuck::cast_slice(&slot));
-            }
-        }
+        let Some(pool) = table.pool() else { continue };
+        let taken = |&at: &u32| part.directory.row_at(at).is_some();
+        let slots: Vec<u32> = (0..part.directory.slots()).filter(taken).map(|at| part.first_slot + at).collect();
+        let mut rows = vec![0.0; slots.len() * pool.slot_len()];
+        // SAFETY: `partition` is borrowed from its read guard, and the slots are of its part.
+        unsafe { pool.read(&slots, &mut rows) };
+        write(bytemuck::cast_slice(&rows));
     }
 }

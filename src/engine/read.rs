@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::gpu_read;
 use super::partition::Partition;
 use super::pull::{self, Bags, Held};
 use super::table::Table;
@@ -14,6 +15,16 @@ use crate::error::{Error, Result};
 use crate::numeric::WeightFormat;
 use crate::numeric::format::encode_nearest;
 
+/// Keys of one table that are read together.
+pub struct JobRows<'a> {
+    /// The table's parts.
+    pub held: &'a Held<'a>,
+    /// The keys.
+    pub keys: &'a [u64],
+    /// Whether hits and misses are counted.
+    pub counted: bool,
+}
+
 /// Rows of one piece of work for the compute threads.
 const JOB_ROWS: usize = 1024;
 
@@ -21,14 +32,24 @@ thread_local! {
     static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Encodes rows that lie one after the other: so many of each width.
+fn encode_all(format: RowFormat, dims: &[(usize, usize)], mut rows: &[f32], mut out: &mut [u8]) {
+    for &(dim, count) in dims {
+        let (these, others) = rows.split_at(count * dim);
+        let (mine, rest) = out.split_at_mut(count * format.row_bytes(dim));
+        (rows, out) = (others, rest);
+        for (row, out) in these.chunks_exact(dim).zip(mine.chunks_exact_mut(format.row_bytes(dim))) {
+            encode_nearest(format.weights(), row, out);
+        }
+    }
+}
+
 /// Lets `read` fill `count` rows at f32, and encodes them into `out`.
 fn encoded(format: RowFormat, dim: usize, count: usize, out: &mut [u8], read: impl FnOnce(&mut [f32])) {
     ROWS.with_borrow_mut(|rows| {
         rows.resize(count * dim, 0.0);
         read(rows);
-        for (row, out) in rows.chunks_exact(dim).zip(out.chunks_exact_mut(format.row_bytes(dim))) {
-            encode_nearest(format.weights(), row, out);
-        }
+        encode_all(format, &[(dim, count)], rows, out);
     });
 }
 
@@ -51,26 +72,49 @@ impl Engine {
             self.check_keys(table, pull.keys)?;
         }
         self.check_out(format, &tables, pulls.iter().map(|pull| pull.keys.len()), out)?;
-        let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
-        let held = self.hold(&tables, &guards)?;
+        self.read_rows(format, &tables, pulls, true, out)
+    }
 
-        let mut jobs = Vec::new();
-        let mut rest = out;
-        for (held, pull) in held.iter().zip(pulls) {
-            let row_bytes = format.row_bytes(held.table.dim());
-            let (mine, others) = rest.split_at_mut(pull.keys.len() * row_bytes);
-            rest = others;
-            for (keys, out) in pull.keys.chunks(JOB_ROWS).zip(mine.chunks_mut(JOB_ROWS * row_bytes)) {
-                jobs.push((held, keys, out));
-            }
+    /// Reads rows that were checked.
+    fn read_rows(
+        &self,
+        format: RowFormat,
+        tables: &[Arc<Table>],
+        pulls: &[Pull<'_>],
+        counted: bool,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
+        let held = self.hold(tables, &guards)?;
+        let jobs = held
+            .iter()
+            .zip(pulls)
+            .flat_map(|(held, pull)| pull.keys.chunks(JOB_ROWS).map(move |keys| JobRows { held, keys, counted }));
+        if let Some(slots) = tables.iter().find_map(|table| table.cuda()) {
+            let jobs: Vec<JobRows<'_>> = jobs.collect();
+            let coming = gpu_read::rows(slots.device(), &self.compute, format.weights(), &jobs, out);
+            drop(jobs);
+            drop(held);
+            drop(guards);
+            coming.arrive(out);
+            return Ok(());
         }
+        let mut rest = out;
+        let jobs = jobs.map(|job| {
+            let bytes = job.keys.len() * format.row_bytes(job.held.table.dim());
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(bytes);
+            rest = others;
+            (job, mine)
+        });
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.compute.each(rows, jobs, |(held, keys, out)| {
+        self.compute.each(rows, jobs.collect(), |(JobRows { held, keys, counted }, out)| {
             let hits = match format {
                 RowFormat::F32 => pull::rows(held, keys, bytemuck::cast_slice_mut(out)),
                 _ => pull::rows_as(format.weights(), held, keys, out),
             };
-            held.table.count_pull(hits, keys.len() as u64 - hits);
+            if counted {
+                held.table.count_pull(hits, keys.len() as u64 - hits);
+            }
         });
         Ok(())
     }
@@ -86,12 +130,7 @@ impl Engine {
         let held = self.hold(&tables, &guards)?;
 
         let mut jobs = Vec::new();
-        let mut rest = out;
         for (held, pull) in held.iter().zip(pulls) {
-            let row_bytes = format.row_bytes(held.table.dim());
-            let (mine, others) = rest.split_at_mut(pull.offsets.len() * row_bytes);
-            rest = others;
-            let mut out = mine;
             let mut first = 0;
             while first < pull.offsets.len() {
                 // As many bags as make a job, and at least one.
@@ -100,8 +139,6 @@ impl Engine {
                 let bags = pull.offsets[first..].iter().take_while(full).take(JOB_ROWS).count().max(1);
                 let end = pull.offsets.get(first + bags).map_or(pull.keys.len(), |&end| end as usize);
                 let range = base as usize..end;
-                let (mine, others) = out.split_at_mut(bags * row_bytes);
-                out = others;
                 let bags_here = Bags {
                     keys: &pull.keys[range.clone()],
                     weights: pull.weights.map(|weights| &weights[range]),
@@ -109,12 +146,30 @@ impl Engine {
                     base,
                     mean: pull.pooling == Pooling::Mean,
                 };
-                jobs.push((held, bags_here, mine));
+                jobs.push((held, bags_here));
                 first += bags;
             }
         }
+        if let Some(slots) = tables.iter().find_map(|table| table.cuda()) {
+            let dims = jobs.iter().map(|(held, bags)| (held.table.dim(), bags.offsets.len())).collect::<Vec<_>>();
+            let mut rows = vec![0.0; dims.iter().map(|(dim, bags)| dim * bags).sum()];
+            let coming = gpu_read::bags(slots.device(), &self.compute, &jobs, &mut rows);
+            drop(jobs);
+            drop(held);
+            drop(guards);
+            coming.arrive(&self.compute, &mut rows);
+            encode_all(format, &dims, &rows, out);
+            return Ok(());
+        }
+        let mut rest = out;
+        let jobs = jobs.into_iter().map(|(held, bags)| {
+            let bytes = bags.offsets.len() * format.row_bytes(held.table.dim());
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(bytes);
+            rest = others;
+            (held, bags, mine)
+        });
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
-        self.compute.each(rows, jobs, |(held, bags, out)| {
+        self.compute.each(rows, jobs.collect(), |(held, bags, out)| {
             let mut hits = 0;
             match format {
                 RowFormat::F32 => hits = pull::pooled(held, &bags, bytemuck::cast_slice_mut(out)),
@@ -133,13 +188,7 @@ impl Engine {
         self.check_keys(&tables[0], pull.keys)?;
         let dim = tables[0].dim();
         check::expect_len(pull.table, "out", pull.keys.len() * dim, out.len())?;
-        let guards = self.read_guards([(&*tables[0], pull.keys)].into_iter());
-        let held = self.hold(&tables, &guards)?;
-        let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * dim)).collect();
-        self.compute.each(pull.keys.len(), jobs, |(keys, out)| {
-            pull::rows(&held[0], keys, out);
-        });
-        Ok(())
+        self.read_rows(RowFormat::F32, &tables, &[pull], false, bytemuck::cast_slice_mut(out))
     }
 
     /// How a table stores its weights. It may be f32 where its spec says otherwise, because it is small.
@@ -164,16 +213,8 @@ impl Engine {
             return Err(Error::UnknownTable(table.name().into()));
         }
         let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * row_bytes)).collect();
-        self.compute.each(pull.keys.len(), jobs, |(keys, out): (&[u64], &mut [u8])| {
-            ROWS.with_borrow_mut(|weights| {
-                weights.resize(table.dim(), 0.0);
-                for (&key, out) in keys.iter().zip(out.chunks_exact_mut(row_bytes)) {
-                    if let Some(part) = part(key) {
-                        pull::stored(part, &table, key, weights, out);
-                    }
-                }
-            });
-        });
+        self.compute
+            .each(pull.keys.len(), jobs, |(keys, out): (&[u64], &mut [u8])| pull::stored(&table, keys, part, out));
         Ok(())
     }
 

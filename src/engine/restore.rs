@@ -134,20 +134,28 @@ impl RestorePartition<'_, '_> {
         let dirty: Vec<bool> = slots.clone().map(|slot| image.is_dirty(slot)).collect();
         self.rows = slots.map(|slot| image.row_at(slot)).collect();
         self.went = part.restore_directory(image)?;
-        let Some(pool) = table.pool.as_deref() else { return Ok(()) };
-        let mut values = vec![0.0; table.layout().slot_len()];
+        let Some(pool) = table.pool() else { return Ok(()) };
+        let (mut filled, mut bytes) = (Vec::new(), Vec::new());
+        let (mut loaded, mut values) = (Vec::new(), Vec::new());
         for (slot, went) in self.went.iter().enumerate() {
             let (Some(went), Some(row), false) = (went, self.rows[slot], dirty[slot]) else { continue };
-            let named = [part.first_slot + went];
             match part.stored(row) {
-                // SAFETY: `part` comes from the write guard of its partition, and the slot is its own.
-                Some(bytes) => unsafe { pool.fill(&named, bytes) },
+                Some(stored) => {
+                    filled.push(part.first_slot + went);
+                    bytes.extend_from_slice(stored);
+                }
                 None => {
-                    table.initial.row(part.key_of(row), table.dim(), &mut values);
-                    // SAFETY: as above.
-                    unsafe { pool.load(&named, &values) };
+                    loaded.push(part.first_slot + went);
+                    let start = values.len();
+                    values.resize(start + pool.slot_len(), 0.0);
+                    table.initial.row(part.key_of(row), table.dim(), &mut values[start..]);
                 }
             }
+        }
+        // SAFETY: `part` comes from the write guard of its partition, and the slots are its own, each of one row.
+        unsafe {
+            pool.fill(&filled, &bytes);
+            pool.load(&loaded, &values);
         }
         Ok(())
     }
@@ -167,19 +175,26 @@ impl RestorePartition<'_, '_> {
         if values.len() != slots.len() * len {
             return Err(Error::NotRestored("cached rows are of another length".into()));
         }
+        let (mut loaded, mut kept) = (Vec::new(), Vec::new());
         for (&slot, values) in slots.iter().zip(values.chunks_exact(len)) {
             let row = self.rows.get(slot as usize).copied().flatten();
             let row = row.ok_or_else(|| Error::NotRestored(format!("slot {slot} has a value and no row")))?;
-            match (self.went[slot as usize], table.pool.as_deref()) {
-                // SAFETY: `part` comes from the write guard of its partition, and the slot is its own.
-                (Some(went), Some(pool)) => unsafe { pool.load(&[part.first_slot + went], values) },
-                _ => {
+            match self.went[slot as usize] {
+                Some(went) => {
+                    loaded.push(part.first_slot + went);
+                    kept.extend_from_slice(values);
+                }
+                None => {
                     let noise = Noise { write_back: *write_backs, ..noise };
                     *write_backs += 1;
                     let (weights, state) = values.split_at(layout.dim);
                     layout.encode(weights, state, noise, part.store(row));
                 }
             }
+        }
+        if let Some(pool) = table.pool() {
+            // SAFETY: `part` comes from the write guard of its partition, and the slots are its own, each of one row.
+            unsafe { pool.load(&loaded, &kept) };
         }
         Ok(())
     }

@@ -276,7 +276,7 @@ fn end_part(partition: &mut Partition, table: usize) -> Option<Vec<u64>> {
 
 /// The next dirty slots from `from` on, as they were at the cut.
 fn save_slots(part: &TablePart, table: &Table, from: u32) -> Option<(Vec<u32>, Vec<f32>)> {
-    let (pool, saving) = (table.pool.as_deref()?, part.saving()?);
+    let (pool, saving) = (table.pool()?, part.saving()?);
     let len = table.layout().slot_len();
     let slots = saving.dirty_slots(from, (PIECE_BYTES / (4 * len)).max(1));
     let end = slots.last()? + 1;

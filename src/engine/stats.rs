@@ -88,9 +88,15 @@ impl Engine {
             stats.row_bytes += part.grown_bytes();
             stats.changes.add(&part.counts);
         }
-        stats.cache_bytes = stats.cache_slots * table.layout().slot_bytes() as u64;
         stats.directory_bytes = stats.cache_slots * Directory::BYTES_PER_SLOT;
-        stats.row_bytes += table.charged - stats.cache_bytes - stats.directory_bytes;
+        stats.row_bytes += table.charged - stats.directory_bytes;
+        match table.cuda() {
+            Some(slots) => stats.cache_bytes = slots.bytes(),
+            None => {
+                stats.cache_bytes = stats.cache_slots * table.layout().slot_bytes() as u64;
+                stats.row_bytes -= stats.cache_bytes;
+            }
+        }
         Ok(stats)
     }
 }

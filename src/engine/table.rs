@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::cache::{Pool, RowLayout};
+use crate::cache::cuda::CudaSlots;
+use crate::cache::{Pool, RowLayout, Slots};
 use crate::numeric::Rule;
 use crate::table::{ChunkSource, Initial, KeySpace, Shape, TableSpec};
 
@@ -23,7 +24,7 @@ pub struct Table {
     /// What untrained rows read as.
     pub initial: Initial,
     /// Where cached rows are; `None` for a table without a cache.
-    pub pool: Option<Box<dyn Pool>>,
+    pub slots: Option<Slots>,
     /// Where hashed parts get memory from.
     pub chunks: ChunkSource,
     /// Bytes that its creation took from the budget.
@@ -81,6 +82,16 @@ impl Table {
     /// How rows are laid out.
     pub fn layout(&self) -> &RowLayout {
         &self.shape.layout
+    }
+
+    /// For what is done with a few cached rows.
+    pub fn pool(&self) -> Option<&dyn Pool> {
+        self.slots.as_ref().map(Slots::pool)
+    }
+
+    /// Cached rows on a GPU.
+    pub fn cuda(&self) -> Option<&CudaSlots> {
+        self.slots.as_ref().and_then(Slots::cuda)
     }
 
     /// Which keys it has.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::cuda::CudaConfig;
 use crate::cluster::{Topology, ordinal_of};
 use crate::durability::{LogOptions, SyncPolicy};
-use crate::engine::EngineConfig;
+use crate::engine::{EngineConfig, PoolConfig};
 use crate::table::parse_bytes;
 
 pub use crate::table::TableConfig;
@@ -24,6 +25,8 @@ pub struct Config {
     pub server: ServerSection,
     /// Partitions, randomness, threads, memory.
     pub engine: EngineSection,
+    /// Where hot rows are.
+    pub cache: CacheSection,
     /// The shards.
     pub cluster: ClusterSection,
     /// The log of changes.
@@ -79,6 +82,46 @@ pub struct EngineSection {
     pub threads: usize,
     /// What all tables may take together; empty is no limit.
     pub memory: String,
+}
+
+/// Where hot rows are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheSection {
+    /// `auto`, `host` or `cuda`.
+    pub pool: String,
+    /// Which GPU.
+    pub device: usize,
+    /// What hot rows may take on it; empty is nine tenths of what is free.
+    pub device_memory: String,
+    /// The NVRTC library; empty looks where libraries are.
+    pub nvrtc: PathBuf,
+    /// Where compiled kernels are kept; empty is the user's cache folder.
+    pub kernel_cache: PathBuf,
+}
+
+impl CacheSection {
+    /// The engine's form of it.
+    pub fn pool(&self) -> Result<PoolConfig, String> {
+        let named = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
+        let memory = match self.device_memory.as_str() {
+            "" => None,
+            text => Some(parse_bytes(text).map_err(|e| format!("cache.device_memory (--device-memory): {e}"))?),
+        };
+        let cuda = CudaConfig {
+            device: self.device,
+            memory,
+            nvrtc: named(&self.nvrtc),
+            kernels: named(&self.kernel_cache),
+            ..CudaConfig::default()
+        };
+        match self.pool.as_str() {
+            "host" => Ok(PoolConfig::Host),
+            "cuda" => Ok(PoolConfig::Cuda(cuda)),
+            "auto" => Ok(PoolConfig::Auto(cuda)),
+            pool => Err(format!("cache.pool (--pool) is '{pool}': use auto, host or cuda")),
+        }
+    }
 }
 
 /// The shards.
@@ -242,6 +285,7 @@ impl Config {
                 .then(|| parse_bytes(memory))
                 .transpose()
                 .map_err(|e| format!("engine.memory (--memory): {e}"))?,
+            pool: self.cache.pool()?,
             ..EngineConfig::default()
         })
     }
@@ -280,6 +324,7 @@ impl Config {
         if !["text", "json"].contains(&self.log.format.as_str()) {
             return Err(format!("log.format is '{}': use text or json", self.log.format));
         }
+        self.cache.pool()?;
         self.durability.log_options()?;
         self.tables.iter().try_for_each(|table| table.spec().map(drop))
     }

@@ -14,6 +14,7 @@ use tonic::Code;
 
 use super::checkpoints::Counts;
 use super::shard::Shard;
+use crate::cache::cuda::{Device, DeviceStats};
 use crate::durability::{Log, LogStats};
 use crate::engine::TableStats;
 
@@ -253,6 +254,49 @@ fn checkpoints(shard: &Shard, count: impl Fn(&Counts) -> &AtomicU64) -> f64 {
     shard.checkpoints.as_ref().map_or(0.0, |checkpoints| count(&checkpoints.counts).load(Ordering::Relaxed) as f64)
 }
 
+/// A metric of a shard's GPU: its name, its help, its type, its label, and its values.
+type DeviceMetric =
+    (&'static str, &'static str, MetricType, Option<&'static str>, fn(&DeviceStats) -> Vec<DeviceValue>);
+/// The value of the label, and the number.
+type DeviceValue = (&'static str, f64);
+
+const DEVICE_METRICS: [DeviceMetric; 5] = [
+    ("hotrow_device_memory_used_bytes", "Bytes that hot rows take on the GPU.", MetricType::GAUGE, None, |device| {
+        vec![("", device.memory_used as f64)]
+    }),
+    (
+        "hotrow_device_memory_budget_bytes",
+        "Bytes that hot rows may take on the GPU.",
+        MetricType::GAUGE,
+        None,
+        |device| vec![("", device.memory_budget as f64)],
+    ),
+    (
+        "hotrow_device_transferred_bytes_total",
+        "Bytes copied to the GPU (up) and from it (down).",
+        MetricType::COUNTER,
+        Some("direction"),
+        |device| vec![("up", device.bytes_up as f64), ("down", device.bytes_down as f64)],
+    ),
+    (
+        "hotrow_device_kernels_total",
+        "Kernels that the GPU was given, by operation.",
+        MetricType::COUNTER,
+        Some("operation"),
+        |device| device.operations.iter().map(|&(name, count, _)| (name, count as f64)).collect(),
+    ),
+    (
+        "hotrow_device_kernel_seconds_total",
+        "Seconds that the GPU worked on them, by operation.",
+        MetricType::COUNTER,
+        Some("operation"),
+        |device| device.operations.iter().map(|&(name, _, seconds)| (name, seconds)).collect(),
+    ),
+];
+
+const POOL_INFO: (&str, &str) =
+    ("hotrow_pool_info", "Always 1; where hot rows are is in the labels: pool (host or cuda), device, name.");
+
 /// All zero where there is no log.
 fn log(shard: &Shard) -> LogStats {
     shard.log.get().map(Log::stats).unwrap_or_default()
@@ -270,7 +314,12 @@ fn descs() -> prometheus::Result<Vec<Desc>> {
         .map(|&(name, help, ..)| Desc::new(name.into(), help.into(), Vec::new(), Default::default()));
     let labels = ["version", "simd", "shard", "cluster"].map(String::from).to_vec();
     let build = Desc::new(BUILD_INFO.0.into(), BUILD_INFO.1.into(), labels, Default::default());
-    tables.chain(shards).chain([build]).collect()
+    let devices = DEVICE_METRICS.iter().map(|&(name, help, _, label, _)| {
+        Desc::new(name.into(), help.into(), label.into_iter().map(String::from).collect(), Default::default())
+    });
+    let labels = ["pool", "device", "name"].map(String::from).to_vec();
+    let pool = Desc::new(POOL_INFO.0.into(), POOL_INFO.1.into(), labels, Default::default());
+    tables.chain(shards).chain(devices).chain([build, pool]).collect()
 }
 
 /// Reads the engine when somebody asks.
@@ -312,9 +361,30 @@ impl Collector for EngineCollector {
         ];
         let build = metric(MetricType::GAUGE, labels, 1.0);
         families.push(family(BUILD_INFO.0, BUILD_INFO.1, MetricType::GAUGE, vec![build]));
+        families.extend(pool_families(&shard));
         families.retain(|family| !family.get_metric().is_empty());
         families
     }
+}
+
+/// Where hot rows are, and what the GPU has done, if there is one.
+fn pool_families(shard: &Shard) -> Vec<MetricFamily> {
+    let device = shard.engine.device();
+    let (pool, number, name) = match device.map(Device::info) {
+        Some(info) => ("cuda", info.device.to_string(), info.name.as_str()),
+        None => ("host", String::new(), ""),
+    };
+    let labels = vec![pair("pool", pool), pair("device", &number), pair("name", name)];
+    let info = metric(MetricType::GAUGE, labels, 1.0);
+    let mut families = vec![family(POOL_INFO.0, POOL_INFO.1, MetricType::GAUGE, vec![info])];
+    if let Some(stats) = device.map(Device::stats) {
+        families.extend(DEVICE_METRICS.iter().map(|&(name, help, kind, label, values)| {
+            let labels = |value| label.map(|label| pair(label, value)).into_iter().collect();
+            let metrics = values(&stats).into_iter().map(|(value, number)| metric(kind, labels(value), number));
+            family(name, help, kind, metrics.collect())
+        }));
+    }
+    families
 }
 
 fn pair(name: &str, value: &str) -> LabelPair {

@@ -44,6 +44,7 @@ use self::listen::Listeners;
 use self::reload::Reloaded;
 use self::shard::Shard;
 use self::tables::TablesService;
+use crate::cache::cuda::DeviceInfo;
 use crate::client::Credentials;
 use crate::engine::Engine;
 use crate::proto;
@@ -162,6 +163,22 @@ impl Server {
     /// Where gRPC is.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where hot rows are, in words.
+    pub fn pool(&self) -> String {
+        match (self.shard.engine.device(), self.shard.engine.without_device()) {
+            (Some(device), _) => {
+                let DeviceInfo { device: number, name, capability: (major, minor), driver } = device.info();
+                let budget = device.stats().memory_budget as f64 / f64::from(1 << 30);
+                let (cuda, point) = (driver / 1000, driver % 1000 / 10);
+                format!(
+                    "hot rows are on GPU {number} ({name}, sm_{major}{minor}, CUDA {cuda}.{point}), up to {budget:.1} GiB"
+                )
+            }
+            (None, Some(reason)) => format!("hot rows are in host memory: {reason}"),
+            (None, None) => "hot rows are in host memory".into(),
+        }
     }
 
     /// Where HTTP is.

@@ -24,10 +24,12 @@ pub fn code(error: &Error) -> Code {
         Error::SaveUnderWay => Code::Aborted,
         Error::TableExists(_) => Code::AlreadyExists,
         Error::NotOwned { .. } | Error::UnknownClient(_) | Error::SequenceForgotten { .. } => Code::FailedPrecondition,
-        Error::OutOfMemory { .. } | Error::System(_) | Error::TooManyClients(_) | Error::NotOrdered(_) => {
-            Code::ResourceExhausted
-        }
-        Error::InvalidConfig(_) | Error::NotRestored(_) => Code::Internal,
+        Error::OutOfMemory { .. }
+        | Error::OutOfDeviceMemory { .. }
+        | Error::System(_)
+        | Error::TooManyClients(_)
+        | Error::NotOrdered(_) => Code::ResourceExhausted,
+        Error::InvalidConfig(_) | Error::NoDevice(_) | Error::NotRestored(_) => Code::Internal,
     }
 }
 
@@ -77,6 +79,7 @@ mod tests {
             (Error::NotOwned { key: 1, partition: 1 }, Code::FailedPrecondition),
             (Error::SequenceForgotten { sequence: 1, oldest: 2 }, Code::FailedPrecondition),
             (Error::OutOfMemory { needed: 2, free: 1, limit: 3 }, Code::ResourceExhausted),
+            (Error::OutOfDeviceMemory { device: 0, needed: 2, free: 1, limit: 3 }, Code::ResourceExhausted),
             (Error::NotFinite { table: table(), what: "gradients" }, Code::InvalidArgument),
             (Error::WrongLength { table: table(), what: "gradients", expected: 1, actual: 2 }, Code::InvalidArgument),
         ];

@@ -12,7 +12,7 @@ fn a_known_key_may_be_removed_and_its_room_taken_before_its_push_has_its_turn() 
     // Rows of 16 KiB: one to a chunk, so that exactly four fit.
     let dim = 4096;
     let budget = 4 * (8 + 4 * dim as u64 + 1) + 200;
-    let config = EngineConfig { partitions: 1, threads: 1, memory_budget: Some(budget), ..EngineConfig::default() };
+    let config = EngineConfig { partitions: 1, threads: 1, memory_budget: Some(budget), ..crate::support::config() };
     let engine = Engine::new(config).unwrap();
     let spec = TableSpec::hashed("t", dim).precision(Precision::F32).optimizer(Optimizer::Sgd, 0.1);
     engine.create(&spec).unwrap();
@@ -65,7 +65,7 @@ fn a_known_key_may_be_removed_and_its_room_taken_before_its_push_has_its_turn() 
 /// a request that is refused.
 #[test]
 fn only_new_keys_take_room() {
-    let config = EngineConfig { partitions: 2, threads: 1, memory_budget: Some(8 << 20), ..EngineConfig::default() };
+    let config = EngineConfig { partitions: 2, threads: 1, memory_budget: Some(8 << 20), ..crate::support::config() };
     let engine = Engine::new(config).unwrap();
     let cache = hotrow::CacheBudget::Rows(100);
     engine.create(&TableSpec::hashed("t", 16).cache(cache).optimizer(Optimizer::Sgd, 0.1)).unwrap();

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 const DIM: usize = 8;
 
 fn engine(threads: usize) -> Engine {
-    let config = EngineConfig { partitions: 16, threads, small_table_bytes: 0, ..EngineConfig::default() };
+    let config = EngineConfig { partitions: 16, threads, small_table_bytes: 0, ..crate::support::config() };
     Engine::new(config).unwrap()
 }
 

@@ -193,7 +193,7 @@ proptest! {
             table.name = format!("t{i}");
         }
         let engine = Engine::new(EngineConfig {
-            partitions: 1 << partition_bits, seed, threads, small_table_bytes: 0, ..EngineConfig::default()
+            partitions: 1 << partition_bits, seed, threads, small_table_bytes: 0, ..crate::support::config()
         }).unwrap();
         let mut pair = Pair { engine, model: Model::new(partition_bits, seed), tables, step: 0, bits: partition_bits };
         for table in &pair.tables {

@@ -26,7 +26,7 @@ impl Pair {
             partitions: 1 << partition_bits,
             small_table_bytes: 0,
             threads: 2,
-            ..EngineConfig::default()
+            ..crate::support::config()
         };
         let engine = Engine::new(config).unwrap();
         engine.create(&spec).unwrap();

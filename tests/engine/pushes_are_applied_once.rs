@@ -7,7 +7,7 @@ use hotrow::{
 const KEYS: [u64; 4] = [0, 1, 130, 999];
 
 fn engine(owned: Option<Vec<u32>>) -> Engine {
-    let engine = Engine::new(EngineConfig { owned, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig { owned, ..crate::support::config() }).unwrap();
     for spec in [TableSpec::dense("dense", 1000, 2), TableSpec::hashed("hashed", 2)] {
         let spec = spec.precision(Precision::F32).initializer(Initializer::Zeros).optimizer(Optimizer::Sgd, 1.0);
         engine.create(&spec).unwrap();
@@ -104,7 +104,7 @@ fn a_refused_push_is_not_remembered() {
 
 #[test]
 fn clients_are_limited_and_opening_twice_is_fine() {
-    let engine = Engine::new(EngineConfig { max_clients: 2, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig { max_clients: 2, ..crate::support::config() }).unwrap();
     engine.open_client(ClientId(1)).unwrap();
     let lsn = engine.open_client(ClientId(2)).unwrap();
     assert_eq!(engine.open_client(ClientId(2)), Ok(lsn));

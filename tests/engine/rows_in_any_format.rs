@@ -20,7 +20,7 @@ const KEYS: u64 = 300;
 
 /// A table of which some rows are cached, some stored, some removed and some never seen.
 fn trained(spec: &TableSpec, seed: u64) -> (Engine, Vec<u64>) {
-    let config = EngineConfig { partitions: 4, small_table_bytes: 0, threads: 2, ..EngineConfig::default() };
+    let config = EngineConfig { partitions: 4, small_table_bytes: 0, threads: 2, ..crate::support::config() };
     let engine = Engine::new(config).unwrap();
     engine.create(spec).unwrap();
     let keys: Vec<u64> = (0..KEYS).map(|small| key(spec, small)).collect();

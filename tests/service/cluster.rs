@@ -35,10 +35,13 @@ pub fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
-/// The program with arguments, and nothing from the environment.
+/// The program with arguments, and nothing from the environment but, with `HOTROW_TEST_POOL=cuda`, an emulated GPU.
 pub fn hotrow(arguments: &[&str]) -> Command {
     let mut command = Command::new(HOTROW);
     command.env_clear().args(arguments);
+    if crate::emulated::wanted() {
+        crate::emulated::give(&mut command);
+    }
     command
 }
 

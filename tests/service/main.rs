@@ -4,6 +4,9 @@
 #[allow(dead_code)]
 mod random;
 
+#[path = "../support/emulated.rs"]
+mod emulated;
+
 mod cluster;
 mod proxy;
 mod raw;

@@ -186,7 +186,7 @@ pub fn two_tables(format: (Precision, Quantizer), policy: Policy, optimizer: Opt
 
 /// An engine that keeps small tables at their own precision.
 pub fn engine(partitions: u32, threads: usize) -> Engine {
-    let config = EngineConfig { partitions, threads, seed: 7, small_table_bytes: 0, ..EngineConfig::default() };
+    let config = EngineConfig { partitions, threads, seed: 7, small_table_bytes: 0, ..crate::support::config() };
     Engine::new(config).expect("the configuration is valid")
 }
 

@@ -2,10 +2,11 @@
 #![allow(dead_code)]
 
 pub mod changes;
+pub mod emulated;
 pub mod random;
 
 use hotrow::{
-    CacheBudget, Initializer, KeySpace, Optimizer, Policy, Precision, Quantizer, Rounding, StatePrecision, TableSpec,
+    CacheBudget, EngineConfig, Initializer, KeySpace, Optimizer, Policy, PoolConfig, Precision, Quantizer, Rounding, StatePrecision, TableSpec,
 };
 use proptest::prelude::*;
 
@@ -15,6 +16,12 @@ use crate::reference;
 pub fn cases(usual: u32) -> ProptestConfig {
     let scale: u32 = std::env::var("HOTROW_TEST_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(usual * scale) }
+}
+
+/// The configuration that tests start from. With `HOTROW_TEST_POOL=cuda` hot rows are on an emulated GPU.
+pub fn config() -> EngineConfig {
+    let pool = if emulated::wanted() { emulated::pool() } else { PoolConfig::Host };
+    EngineConfig { pool, ..EngineConfig::default() }
 }
 
 /// Bits of numbers, any NaN as the same NaN.
