@@ -10,12 +10,15 @@ const KERNELS: &str = "../../src/cache/cuda/kernels.cu";
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // A program that exports its symbols may have this crate's, from the Rust library: the kernels must not call those.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let header = here.join("kernels/device.h");
     rerun_if_changed(&header);
 
     let units = [("project", project_kernels(&here)), ("planted", here.join("kernels/planted.c"))];
     let mut build = compiler(&header);
+    compile_plain(&here);
     for (unit, source) in &units {
         rerun_if_changed(source);
         build.file(write_unit(unit, source));
@@ -53,7 +56,7 @@ fn write_unit(unit: &str, source: &Path) -> PathBuf {
     for name in &names {
         write!(
             unit_text,
-            "__attribute__((no_sanitize_address, noinline)) static void run_{name}(const void *launch, unsigned block,\n\
+            "__attribute__((no_sanitize_thread, noinline)) static void run_{name}(const void *launch, unsigned block,\n\
              \x20   unsigned grid, const unsigned *order) {{\n\
              \x20   kernel_{name}(*(const struct Launch *)launch, block, grid, order);\n}}\n"
         )
@@ -85,42 +88,40 @@ fn kernel_name(line: &str) -> Option<&str> {
 /// The C compiler, told to check each access and to keep to the arithmetic as written.
 fn compiler(header: &Path) -> cc::Build {
     let mut build = cc::Build::new();
-    build.opt_level(2).debug(false).warnings(false).std("gnu11").flag("-include").flag(header);
+    // Of rustc's flags none is wanted; cc adds the sanitizer's nevertheless, so it is taken back below.
+    build.inherit_rustflags(false).opt_level(2).debug(false).warnings(false).std("gnu11").flag("-include").flag(header);
     let tool = build.get_compiler();
+    assert!(
+        tool.is_like_gnu(),
+        "the emulated driver needs gcc to have each access of a kernel checked, and {} is something else: set CC",
+        tool.path().display()
+    );
     for flag in [
         "-ffp-contract=off",
         "-fno-strict-aliasing",
-        "-fsanitize=kernel-address",
+        "-fno-sanitize=address",
+        "-fsanitize=thread",
+        // Shared arrays are local arrays here; an index beyond their end is found by this.
+        "-fsanitize=bounds",
+        "-Wno-builtin-declaration-mismatch",
         // Calls to memset and memcpy that the compiler makes of loops would not be checked.
         "-fno-tree-loop-distribute-patterns",
-        // What a local or shared variable holds before it is written is garbage on a GPU, too.
-        "-ftrivial-auto-var-init=pattern",
     ] {
         build.flag(flag);
     }
-    let options = ["asan-instrumentation-with-call-threshold=0", "asan-stack=0", "asan-globals=0"];
-    if tool.is_like_gnu() {
-        for option in options {
-            build.flag("--param").flag(option);
-        }
-        // Shared arrays are local arrays here; an index beyond their end is found by this.
-        build.flag("-fsanitize=bounds").flag("-Wno-builtin-declaration-mismatch");
-    } else if tool.is_like_clang() {
-        for option in options {
-            build.flag("-mllvm").flag(format!("-{option}"));
-        }
-        let hooks = Path::new("kernels/hooks.c");
-        rerun_if_changed(hooks);
-        // Plain code: a hook that is itself checked would call itself.
-        println!("cargo:rerun-if-changed=kernels/hooks.c");
-        cc::Build::new().opt_level(2).file(hooks).compile("emulated_hooks");
-    } else {
-        panic!(
-            "the emulated driver needs gcc or clang to check each access of a kernel, and {} is neither",
-            tool.path().display()
-        );
-    }
+    build.flag("--param").flag("tsan-instrument-func-entry-exit=0");
+    // What a shared variable holds before it is written is garbage on a GPU. Compilers before gcc 12 leave it to chance.
+    build.flag_if_supported("-ftrivial-auto-var-init=pattern");
     build
+}
+
+/// What is not checked itself, and must not be.
+fn compile_plain(here: &Path) {
+    let mut build = cc::Build::new();
+    build.inherit_rustflags(false).opt_level(2).debug(false).flag("-fno-sanitize=address");
+    let source = here.join("kernels/call.c");
+    rerun_if_changed(&source);
+    build.file(source).compile("emulated_plain");
 }
 
 fn rerun_if_changed(path: &Path) {

@@ -7,7 +7,7 @@ use crate::support::changes::{engine, engine_with};
 use crate::support::random::Random;
 use hotrow::{
     Assign, CacheBudget, Change, Engine, EngineConfig, Error, Initializer, KeySpace, Lsn, Optimizer, Policy,
-    PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, Result, TableSpec, TableStats, Touch,
+    PoolConfig, PooledPull, Pooling, Precision, Pull, Push, Quantizer, Remove, Result, TableSpec, TableStats, Touch,
 };
 
 const DIM: usize = 3;
@@ -309,11 +309,16 @@ fn invalid_engines() {
 }
 
 fn out_of_memory(error: &Error) -> bool {
-    matches!(error, Error::OutOfMemory { .. })
+    matches!(error, Error::OutOfMemory { .. } | Error::OutOfDeviceMemory { .. })
 }
 
+/// An engine with a memory budget, and the same on its GPU, if it has one.
 fn engine_of(budget: u64) -> Engine {
-    Engine::new(EngineConfig { memory_budget: Some(budget), ..engine(4, 1).config().clone() }).unwrap()
+    let mut config = EngineConfig { memory_budget: Some(budget), ..engine(4, 1).config().clone() };
+    if let PoolConfig::Cuda(cuda) = &mut config.pool {
+        cuda.memory = Some(budget);
+    }
+    Engine::new(config).unwrap()
 }
 
 #[test]
@@ -325,7 +330,8 @@ fn a_table_that_does_not_fit() {
     assert!(used > 8000 * 66 && used <= 1 << 20);
     refused(&engine, "raise the budget", out_of_memory, |e| e.create(&spec("too_large", 8000)));
     let large_cache = spec("too_large", 100).cache(CacheBudget::Rows(100));
-    refused(&engine, "raise the budget", out_of_memory, |e| e.create(&TableSpec { dim: 4096, ..large_cache.clone() }));
+    let raise = if engine.device().is_some() { "raise --device-memory" } else { "raise the budget" };
+    refused(&engine, raise, out_of_memory, |e| e.create(&TableSpec { dim: 4096, ..large_cache.clone() }));
     // Sizes that overflow are too large as well.
     let huge = TableSpec::dense("too_large", (1 << 33) - 1, 4096);
     refused(&engine, "raise the budget", out_of_memory, |e| e.create(&huge));

@@ -6,7 +6,8 @@ pub mod emulated;
 pub mod random;
 
 use hotrow::{
-    CacheBudget, EngineConfig, Initializer, KeySpace, Optimizer, Policy, PoolConfig, Precision, Quantizer, Rounding, StatePrecision, TableSpec,
+    CacheBudget, EngineConfig, Initializer, KeySpace, Optimizer, Policy, PoolConfig, Precision, Quantizer, Rounding,
+    StatePrecision, TableSpec,
 };
 use proptest::prelude::*;
 

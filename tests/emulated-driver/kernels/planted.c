@@ -25,6 +25,14 @@ KERNEL(planted_increment) {
     }
 }
 
+// out[i] = out[i] + 1: it reads what it writes.
+KERNEL(planted_add_one) {
+    EACH_THREAD {
+        u32 i = index_of(BLOCK, THREAD);
+        if (i < launch.count) launch.out[i] = add(launch.out[i], 1.0f);
+    }
+}
+
 // One sum per block, through shared memory and a tree.
 KERNEL(planted_sum) {
     SHARED float partial[THREADS];
@@ -100,5 +108,34 @@ KERNEL(planted_copy_bytes) {
     EACH_THREAD {
         u32 i = index_of(BLOCK, THREAD);
         if (i < launch.count) ((u8 *)launch.out)[i] = ((const u8 *)launch.in)[i];
+    }
+}
+
+// Wrong: gives away what a shared array holds before it is written.
+KERNEL(planted_unwritten) {
+    SHARED float part[THREADS];
+    EACH_THREAD {
+        if (THREAD >= launch.count) part[THREAD] = 0.0f;
+    }
+    EACH_THREAD {
+        if (THREAD < launch.count) launch.out[THREAD] = part[THREAD];
+    }
+}
+
+TABLE float primes[] = {2.0f, 3.0f, 5.0f, 7.0f};
+
+KERNEL(planted_table) {
+    EACH_THREAD {
+        if (THREAD < launch.count) launch.out[THREAD] = primes[THREAD];
+    }
+}
+
+// memcpy and memset are checked, too.
+KERNEL(planted_memcpy) {
+    EACH_THREAD {
+        u32 i = index_of(BLOCK, THREAD);
+        if (i != 0) continue;
+        memset(launch.out, 0, launch.count * 4);
+        memcpy(launch.out, launch.in, launch.count * 4);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::codes::{self, Code};
 use crate::config::{self, Config};
-use crate::kernels::{Kernel, THREADS};
+use crate::kernels::{self, Kernel, THREADS};
 use crate::memory::{Memory, POISON, Pending};
 use crate::module::Module;
 use crate::random::Random;
@@ -73,6 +73,11 @@ pub fn lock() -> MutexGuard<'static, Driver> {
 impl Driver {
     fn new() -> Self {
         let config = Config::from_environment();
+        if let Some(name) = &config.broken_kernel
+            && kernels::find(name).is_none()
+        {
+            violation!("EMULATED_CUDA_BREAK: there is no kernel {name:?}");
+        }
         let random = Random::new(config::seed());
         let tools = Tools { random, broken_kernel: config.broken_kernel.clone(), blocks: Vec::new() };
         Self {
@@ -321,8 +326,9 @@ impl Driver {
         if allocation.start != at {
             wrong("bad pointer, not the start of an allocation");
         }
-        if let Some(pending) = allocation.pending.first() {
-            wrong(&format!("pinned memory freed that {} is still to use", memory.history.describe(pending.by)));
+        // Whether it happens to be done does not count: the host has not waited, so it cannot know.
+        if let Some(&user) = allocation.users.iter().find(|&&user| !self.schedule.host_knows(user)) {
+            wrong(&format!("pinned memory freed that {} may still use", memory.history.describe(user)));
         }
         if let Some(past) = memory.pinned.overrun(index) {
             wrong(&format!("the host wrote {past} bytes past the end of pinned memory"));
@@ -430,7 +436,7 @@ impl Driver {
             return Ok(());
         }
         let work = Work::Fill { at, len, value };
-        self.memory.device_range(&work.label(), at, len, self.schedule.device_of(slot));
+        self.memory.device_range(&format_args!("{},", work.label()), at, len, self.schedule.device_of(slot));
         self.enqueue(slot, work)
     }
 
@@ -463,9 +469,9 @@ impl Driver {
         let mut claim = None;
         for (place, writes) in [(from, false), (to, true)] {
             match *place {
-                Place::Device(at) => _ = self.memory.device_range(&label, at, len, device),
+                Place::Device(at) => _ = self.memory.device_range(&format_args!("{label},"), at, len, device),
                 Place::Pageable(at) => {
-                    if let Some(allocation) = self.memory.host_range(&label, at, len) {
+                    if let Some(allocation) = self.memory.host_range(&format_args!("{label},"), at, len) {
                         claim = Some((at, allocation, writes));
                         *place = self.pinned_place(at, allocation, len, writes);
                     } else if !writes {
@@ -481,8 +487,8 @@ impl Driver {
         let wait = wait || matches!(&work, Work::Copy { to: Place::Pageable(_), .. });
         let stamp = self.schedule.enqueue(slot, work, &mut self.memory);
         if let Some((at, allocation, writes)) = claim {
-            let pending = &mut self.memory.pinned.allocation_mut(allocation).pending;
-            pending.push(Pending { by: stamp, start: at, len, writes });
+            let pending = Pending { by: stamp, start: at, len, writes };
+            self.memory.pinned.allocation_mut(allocation).claim(pending);
         }
         if wait {
             return self.run(|schedule, memory| schedule.wait_for(stamp, memory));
@@ -494,20 +500,21 @@ impl Driver {
     /// host that does not wait is found out.
     fn pinned_place(&self, at: usize, allocation: usize, len: usize, writes: bool) -> Place {
         let known = self.memory.pinned.allocation(allocation);
-        let expect = if writes {
-            if known.overlapping(at, len).next().is_none() {
-                // SAFETY: the range lies in a live allocation, and from now on it is the device's to write.
-                unsafe { (at as *mut u8).write_bytes(POISON, len) };
-                Expect::Poison
-            } else {
-                // Other copies use it before; what they read and write must stay.
+        let mut before = known.overlapping(at, len);
+        let expect = if !writes {
+            if before.any(|pending| pending.writes) {
                 Expect::Anything
+            } else {
+                // SAFETY: the range lies in a live allocation.
+                Expect::Bytes(unsafe { std::slice::from_raw_parts(at as *const u8, len) }.into())
             }
-        } else if known.overlapping(at, len).any(|pending| pending.writes) {
+        } else if known.overlapping(at, len).any(|pending| !pending.writes) {
+            // What another copy is to read before this one writes must stay.
             Expect::Anything
         } else {
-            // SAFETY: the range lies in a live allocation.
-            Expect::Bytes(unsafe { std::slice::from_raw_parts(at as *const u8, len) }.into())
+            // SAFETY: the range lies in a live allocation, and from now on it is the device's to write.
+            unsafe { (at as *mut u8).write_bytes(POISON, len) };
+            if before.next().is_none() { Expect::Poison } else { Expect::Anything }
         };
         Place::Pinned { at, allocation, expect }
     }

@@ -13,7 +13,7 @@ use crate::report::violation;
 /// Threads of a block; `THREADS` in device.h.
 pub const THREADS: usize = 128;
 
-/// How far below the frame that starts a kernel its own stack may reach: shared arrays are at most 48 KiB.
+/// How far below the frame that calls a kernel its own stack may reach: shared arrays are at most 48 KiB.
 const STACK: usize = 512 << 10;
 
 type Run = unsafe extern "C" fn(*const c_void, u32, u32, *const u32);
@@ -27,8 +27,13 @@ struct Entry {
 }
 
 unsafe extern "C" {
+    /// In call.c.
+    fn emulated_call(run: Run, launch: *const c_void, block: u32, grid: u32, order: *const u32, stack_top: *mut usize);
     static emulated_project_kernels: Entry;
     static emulated_planted_kernels: Entry;
+    /// The linker's names for the bounds of the section in which device.h puts tables of constants.
+    static __start_emulated_tables: u8;
+    static __stop_emulated_tables: u8;
 }
 
 /// A kernel of the source, compiled for the host.
@@ -62,8 +67,8 @@ pub fn find(name: &str) -> Option<&'static Kernel> {
 /// What the hooks need to know of the kernel that runs. There is one at a time, under the driver's lock, so this is a
 /// plain static: thread-local storage would cost more than all the rest of a check.
 struct Running {
-    stack_low: usize,
-    stack_size: usize,
+    /// The kernel's stack ends here.
+    stack_top: usize,
     /// The allocations of the last read and of the last write: most accesses are to the same ones as before.
     last: [(usize, usize); 2],
     first_written: usize,
@@ -78,8 +83,7 @@ struct Cell(UnsafeCell<Running>);
 unsafe impl Sync for Cell {}
 
 const NOTHING: Running = Running {
-    stack_low: 0,
-    stack_size: 0,
+    stack_top: 0,
     last: [(0, 0); 2],
     first_written: 0,
     memory: ptr::null_mut(),
@@ -104,26 +108,22 @@ pub fn run(
     blocks.extend(0..grid);
     random.shuffle(blocks);
 
-    // On this thread's stack, which kernels may read. One more than there are threads: the loop reads on.
+    // One more than there are threads: the loop reads on.
     let mut order: [u32; THREADS + 1] = std::array::from_fn(|i| i as u32);
     random.shuffle(&mut order[..THREADS]);
-    let top = order.as_ptr_range().end as usize;
 
     let running = RUNNING.0.get();
     // SAFETY: the caller has the driver, so its lock is held and no other kernel runs.
     unsafe {
-        *running = Running {
-            stack_low: top - STACK,
-            stack_size: STACK,
-            memory,
-            who,
-            label: Label { kind: "kernel", name: kernel.name },
-            ..NOTHING
-        };
+        *running = Running { memory, who, label: Label { kind: "kernel", name: kernel.name }, ..NOTHING };
     }
     for &block in blocks.iter() {
-        // SAFETY: `launch` holds the kernel's argument; the hooks check each access before it is made.
-        unsafe { (kernel.run)(launch.as_ptr().cast(), block, grid, order.as_ptr()) };
+        // SAFETY: `launch` holds the kernel's argument, `order` as many numbers as call.c copies, and the hooks check
+        // each access before it is made.
+        unsafe {
+            let stack_top = &raw mut (*running).stack_top;
+            emulated_call(kernel.run, launch.as_ptr().cast(), block, grid, order.as_ptr(), stack_top);
+        }
     }
     // SAFETY: as above; the kernel is done.
     let done = unsafe { ptr::replace(running, NOTHING) };
@@ -135,12 +135,15 @@ pub fn run(
 fn access(at: usize, len: usize, write: bool) {
     // SAFETY: hooks are called by kernels only, which run within `run`, under the driver's lock.
     let running = unsafe { &mut *RUNNING.0.get() };
-    if at.wrapping_sub(running.stack_low) < running.stack_size {
+    if running.stack_top.wrapping_sub(at) < STACK {
         return;
     }
     let (start, size) = running.last[usize::from(write)];
     let offset = at.wrapping_sub(start);
     if offset >= size || len > size - offset {
+        if !write && is_table(at, len) {
+            return;
+        }
         running.last[usize::from(write)] = allocation_of(running, at, len, write);
     }
     if write && running.first_written == 0 {
@@ -149,6 +152,12 @@ fn access(at: usize, len: usize, write: bool) {
     // SAFETY: `run` has set both from references that it does not use before the kernel is done.
     let (memory, who) = unsafe { (&mut *running.memory, &*running.who) };
     memory.device.touch(&memory.history, who, at, len, write);
+}
+
+/// Whether this is a constant that belongs to the kernels.
+fn is_table(at: usize, len: usize) -> bool {
+    let (start, end) = (&raw const __start_emulated_tables as usize, &raw const __stop_emulated_tables as usize);
+    at >= start && at < end && len <= end - at
 }
 
 /// The allocation that is accessed, by its start and size.
@@ -203,7 +212,7 @@ extern "C" fn emulated_storeN(at: usize, len: usize) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn emulated_no_return() {}
+extern "C" fn emulated_nothing() {}
 
 /// Where the compiler says an index is wrong; the first fields of its `ubsan_out_of_bounds_data`.
 #[repr(C)]

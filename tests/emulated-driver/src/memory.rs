@@ -36,6 +36,8 @@ pub struct Allocation {
     pub freed: bool,
     /// Copies that are enqueued and not done (pinned memory only).
     pub pending: Vec<Pending>,
+    /// The last copy of each stream that was ever to use it (pinned memory only).
+    pub users: Vec<Stamp>,
 }
 
 /// An enqueued copy's claim on pinned memory.
@@ -52,6 +54,15 @@ impl Allocation {
     pub fn holds(&self, start: usize, len: usize) -> bool {
         let offset = start.wrapping_sub(self.start);
         offset <= self.size && len <= self.size - offset
+    }
+
+    /// Notes a copy that is to use it.
+    pub fn claim(&mut self, pending: Pending) {
+        match self.users.iter_mut().find(|user| user.slot() == pending.by.slot()) {
+            Some(user) => *user = pending.by,
+            None => self.users.push(pending.by),
+        }
+        self.pending.push(pending);
     }
 
     /// Enqueued copies that use part of the range.
@@ -98,7 +109,7 @@ impl Arena {
         }
         // SAFETY: the pages were just taken from the mapping and belong to nobody else; they may be written.
         unsafe { (start as *mut u8).write_bytes(POISON, pages * PAGE) };
-        self.allocations.push(Allocation { start, size, device, freed: false, pending: Vec::new() });
+        self.allocations.push(Allocation { start, size, device, freed: false, pending: Vec::new(), users: Vec::new() });
         let owner = u32::try_from(self.allocations.len()).expect("fewer allocations than pages");
         for page in first..first + pages {
             // SAFETY: there is an entry for each page of the arena.
@@ -241,7 +252,7 @@ impl Memory {
     /// The live device allocation that holds the range, for work of `device`; a report if there is none.
     pub fn device_range(&self, what: &dyn fmt::Display, start: usize, len: usize, device: u32) -> usize {
         let wrong = |problem: &str| -> ! {
-            violation!("{problem}: {what}, {len} bytes of device memory at {}", self.describe(start))
+            violation!("{problem}: {what} {len} bytes of device memory at {}", self.describe(start))
         };
         if !self.device.mapping.contains(start) {
             wrong("mismatched pointer, not one of the device");
@@ -263,7 +274,7 @@ impl Memory {
     /// The live pinned allocation that holds the range, or `None` for ordinary memory; a report for anything else.
     pub fn host_range(&self, what: &dyn fmt::Display, start: usize, len: usize) -> Option<usize> {
         let wrong = |problem: &str| -> ! {
-            violation!("{problem}: {what}, {len} bytes of host memory at {}", self.describe(start))
+            violation!("{problem}: {what} {len} bytes of host memory at {}", self.describe(start))
         };
         if self.device.mapping.touches(start, len) {
             wrong("mismatched pointer, one of the device");

@@ -1,7 +1,7 @@
 //! Where the shared library is, for tests.
 
 use std::env;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ pub fn preload() {
     let name = CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte");
     // SAFETY: the name is a string; the library's only initialisers are those of Rust's standard library.
     let loaded = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    assert!(!loaded.is_null(), "cannot load {}", path.display());
+    assert!(!loaded.is_null(), "cannot load {}: {}", path.display(), last_error());
     // cudarc tries this name first, and it is not ours: with it a real driver would be taken after all.
     // SAFETY: as above. If there is a real driver, it is loaded and not called.
     let real = unsafe { libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -44,6 +44,16 @@ pub fn preload() {
         real.is_null() || real == loaded,
         "there is a real libcuda.so: start the test with the emulated one in LD_LIBRARY_PATH"
     );
+}
+
+fn last_error() -> String {
+    // SAFETY: dlerror returns null or a string that stays until this thread's next call of this kind.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "no reason given".to_owned();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Makes the library known in a folder by the names of the driver, for processes with that folder in LD_LIBRARY_PATH.

@@ -253,6 +253,11 @@ impl Schedule {
 
     // ---- the host waits ----
 
+    /// Whether the host has waited for this work.
+    pub fn host_knows(&self, stamp: Stamp) -> bool {
+        self.host.covers(stamp)
+    }
+
     /// Waits for one piece of work and so for all that comes before it.
     pub fn wait_for(&mut self, stamp: Stamp, memory: &mut Memory) -> Result<(), Code> {
         // Nothing can have been enqueued on the stream since: the driver's lock is held.

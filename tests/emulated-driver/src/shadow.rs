@@ -176,3 +176,62 @@ impl ReadSets {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::STREAMS;
+    use crate::random::Random;
+
+    /// All accesses to one granule, each compared with each: slow, and plainly right.
+    #[derive(Default)]
+    struct Model(Vec<(Stamp, bool)>);
+
+    impl Model {
+        fn touch(&mut self, by: Stamp, clock: &Clock, write: bool) -> bool {
+            let race = self.0.iter().any(|&(earlier, wrote)| (write || wrote) && !clock.covers(earlier));
+            self.0.push((by, write));
+            race
+        }
+    }
+
+    /// Random work on random streams with random waits in between, up to the first race.
+    fn compare(seed: u64) -> bool {
+        const GRANULES: u32 = 4;
+        let mut random = Random::new(seed);
+        let streams = 2 + random.below(6);
+        let mut shadow = Shadow::new(4096);
+        let mut model: [Model; GRANULES as usize] = Default::default();
+        let mut clocks = vec![Clock::new(); STREAMS];
+        for _ in 0..200 {
+            let slot = random.below(streams) as usize;
+            // Mostly ordered, or every run would end at its second step.
+            for other in 0..streams as usize {
+                if random.below(100) < 97 {
+                    let before = clocks[other].clone();
+                    clocks[slot].join(&before);
+                }
+            }
+            let epoch = clocks[slot].get(slot) + 1;
+            clocks[slot].set(slot, epoch);
+            let by = Stamp::new(slot, epoch).unwrap();
+            for _ in 0..1 + random.below(4) {
+                let (granule, write) = (random.below(GRANULES) as usize, random.below(4) == 0);
+                let found = shadow.touch(granule, by, &clocks[slot], write).is_err();
+                assert_eq!(found, model[granule].touch(by, &clocks[slot], write), "seed {seed}");
+                if found {
+                    return true;
+                }
+            }
+        }
+        shadow.forget(0, GRANULES as usize);
+        assert_eq!(shadow.sets.live, 0, "sets of readers are left over with seed {seed}");
+        false
+    }
+
+    #[test]
+    fn races_are_found_exactly() {
+        let races = (0..3000).filter(|&seed| compare(seed)).count();
+        assert!((500..2800).contains(&races), "{races} of 3000 runs raced: too many or too few to mean anything");
+    }
+}

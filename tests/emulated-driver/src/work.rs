@@ -129,13 +129,12 @@ impl Place {
     fn take_up(&self, work: &Work, who: &Who, memory: &mut Memory, len: usize, write: bool) -> usize {
         match self {
             Self::Device(at) => {
-                let label = work.label();
-                memory.device_range(&label, *at, len, who.device);
+                memory.device_range(&format_args!("{},", work.label()), *at, len, who.device);
                 memory.device.touch(&memory.history, who, *at, len, write);
                 *at
             }
             Self::Pinned { at, expect, .. } => {
-                // SAFETY: cuMemFreeHost refuses memory that a copy is still to use, so the allocation is live.
+                // SAFETY: cuMemFreeHost reports memory that a copy is still to use, so the allocation is live.
                 let bytes = unsafe { std::slice::from_raw_parts(*at as *const u8, len) };
                 let changed = match expect {
                     Expect::Anything => None,

@@ -157,9 +157,14 @@ in_child!(one_bit_is_broken, child_broken_bit, [("BREAK", "planted_double")], ||
 
 #[test]
 fn nonsense_in_the_environment_is_refused() {
-    for (name, value) in
-        [("FAIL", "alloc"), ("FAIL", "nothing=1"), ("SEED", "x"), ("CAPABILITY", "8"), ("MEMORY", "-1")]
-    {
+    for (name, value) in [
+        ("FAIL", "alloc"),
+        ("FAIL", "nothing=1"),
+        ("SEED", "x"),
+        ("CAPABILITY", "8"),
+        ("MEMORY", "-1"),
+        ("BREAK", "no_kernel"),
+    ] {
         let name = format!("EMULATED_CUDA_{name}");
         reports("child_no_device", &[(&name, value)], &[&name]);
     }

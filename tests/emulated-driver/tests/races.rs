@@ -73,6 +73,22 @@ race!(
 );
 
 race!(
+    a_kernel_that_reads_what_it_writes_races_with_a_download,
+    a_download_after_such_a_kernel_does_not,
+    plant_in_place,
+    plant_in_place_ordered,
+    ["race: ", "kernel planted_add_one", "copy from device to host"],
+    |rig, order| {
+        let output = device_with(&[1.0; 10]);
+        let (kernels, downloads) = (rig.stream(), rig.stream());
+        rig.launch(&kernels, "planted_add_one", Launch { input: 0, output, count: 10, offset: 0 });
+        order(rig, &kernels, &downloads);
+        assert_eq!(download(&downloads, output, 10), [2.0; 10]);
+        kernels.synchronize().unwrap();
+    }
+);
+
+race!(
     a_write_races_with_one_of_many_reads,
     a_write_after_all_reads_does_not,
     plant_reads,

@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, LaunchCon
 use cudarc::nvrtc::Ptx;
 
 pub const KERNELS: &str = "planted_double planted_increment planted_sum planted_read_at planted_write_at planted_order \
-                           planted_shared_overrun planted_arithmetic planted_copy_wide planted_copy_bytes";
+                           planted_shared_overrun planted_arithmetic planted_copy_wide planted_copy_bytes planted_unwritten planted_table planted_memcpy";
 
 /// The argument of the planted kernels.
 #[repr(C)]

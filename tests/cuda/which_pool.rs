@@ -1,0 +1,97 @@
+//! A shard says where its hot rows are, and why; where it must have a GPU and has none, it says what to do.
+
+use crate::cluster::{Shard, free_address, hotrow};
+use crate::emulated;
+
+/// `hotrow serve` with the emulated driver and these variables.
+fn serve(variables: &[(&str, &str)]) -> std::process::Command {
+    let mut command = hotrow(&[]);
+    emulated::give(&mut command).envs(variables.iter().copied());
+    command
+}
+
+async fn started(variables: &[(&str, &str)], flags: &[&str]) -> Shard {
+    Shard::start_as(serve(variables), &free_address(), flags).await
+}
+
+/// What a shard says that does not start.
+fn refused(variables: &[(&str, &str)], flags: &[&str]) -> String {
+    let (listen, http) = (free_address(), free_address());
+    let mut command = serve(variables);
+    let output = command.args(["serve", "--listen", &listen, "--http", &http]).args(flags).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_and_the_metrics_say_which() {
+    let shard = started(&[], &["--device-memory", "1GiB"]).await;
+    assert!(shard.log().contains("hot rows are on GPU 0 (Emulated GPU, sm_80, CUDA 12."), "{}", shard.log());
+    let client = hotrow::client::Client::connect(&shard.address).await.unwrap();
+    let table = hotrow::TableSpec::hashed("t", 4).cache(hotrow::CacheBudget::Rows(1000));
+    client.create_table(&table).await.unwrap();
+    let push = hotrow::Push { table: "t", keys: &[1, 2], gradients: &[0.5; 8], ..hotrow::Push::default() };
+    client.push(&[push]).await.unwrap();
+    client.pull(&[hotrow::Pull { table: "t", keys: &[1, 2] }]).await.unwrap();
+    let (_, metrics) = shard.get("/metrics").unwrap();
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
+        let line = line.unwrap_or_else(|| panic!("{name} is not in\n{metrics}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!(value(r#"hotrow_pool_info{pool="cuda",device="0",name="Emulated GPU"}"#), 1.0);
+    assert_eq!(value("hotrow_device_memory_budget_bytes"), f64::from(1 << 30));
+    // Whole sets of slots, so somewhat more than was asked for.
+    assert!((16_000.0..64_000.0).contains(&value("hotrow_device_memory_used_bytes")));
+    assert!(value(r#"hotrow_device_transferred_bytes_total{direction="up"}"#) > 32.0);
+    assert!(value(r#"hotrow_device_transferred_bytes_total{direction="down"}"#) >= 32.0);
+    for (operation, least) in [("gather", 1.0), ("load", 1.0), ("update", 1.0), ("write_back", 0.0)] {
+        assert!(value(&format!(r#"hotrow_device_kernels_total{{operation="{operation}"}}"#)) >= least);
+        assert!(value(&format!(r#"hotrow_device_kernel_seconds_total{{operation="{operation}"}}"#)) >= 0.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_driver_it_starts_and_says_so() {
+    // With no driver at all, which is the way of most machines.
+    let mut command = std::process::Command::new(crate::cluster::HOTROW);
+    command.env_clear();
+    let shard = Shard::start_as(command, &free_address(), &[]).await;
+    assert!(shard.log().contains("hot rows are in host memory: there is no NVIDIA driver here"), "{}", shard.log());
+    let (_, metrics) = shard.get("/metrics").unwrap();
+    assert!(metrics.contains(r#"hotrow_pool_info{pool="host",device="",name=""} 1"#), "{metrics}");
+    assert!(!metrics.contains("hotrow_device_"), "{metrics}");
+    let shard = started(&[("HOTROW_POOL", "host")], &[]).await;
+    assert!(shard.log().lines().any(|line| line.ends_with("hot rows are in host memory")), "{}", shard.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_used_is_named_and_auto_does_without() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let nowhere = nowhere.path().to_str().unwrap();
+    let without_nvrtc = [("HOTROW_NVRTC", "/no/libnvrtc.so.12"), ("HOTROW_KERNEL_CACHE", nowhere)];
+    let cases: [(&[(&str, &str)], &[&str], &str); 5] = [
+        (&[("EMULATED_CUDA_VERSION", "11040")], &[], "of CUDA 11.4, and 12.0 (driver 525) is the oldest that will do"),
+        (&[], &["--device", "3"], "there is no GPU 3: the driver has 1, counted from 0 (--device)"),
+        (&without_nvrtc, &[], "NVRTC cannot be loaded from /no/libnvrtc.so.12"),
+        (&[("EMULATED_CUDA_FAIL", "init=999")], &[], "the NVIDIA driver does not start"),
+        (&[("EMULATED_CUDA_FAIL", "host_alloc=2")], &[], "no room for the buffers between host and GPU"),
+    ];
+    for (variables, flags, reason) in cases {
+        let said = refused(variables, flags);
+        assert!(said.contains("the cache cannot be on a GPU") && said.contains(reason), "{said}");
+        let auto = [variables, &[("HOTROW_POOL", "auto")]].concat();
+        let mut shard = started(&auto, flags).await;
+        assert!(shard.log().contains("hot rows are in host memory: "), "{}", shard.log());
+        assert!(shard.log().contains(reason), "{}", shard.log());
+        shard.check();
+    }
+    assert!(refused(&[], &["--pool", "gpu"]).contains("cache.pool (--pool) is 'gpu': use auto, host or cuda"));
+    assert!(refused(&[], &["--device-memory", "much"]).contains("cache.device_memory (--device-memory)"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_takes_the_gpu_that_it_names() {
+    let shard = started(&[("EMULATED_CUDA_DEVICES", "2")], &["--device", "1"]).await;
+    assert!(shard.log().contains("hot rows are on GPU 1 "), "{}", shard.log());
+}
