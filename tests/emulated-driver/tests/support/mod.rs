@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, LaunchConfig, PushKernelArg, result, sys};
 use cudarc::nvrtc::Ptx;
 
-pub const KERNELS: &str = "planted_double planted_increment planted_sum planted_read_at planted_write_at planted_order \
+pub const KERNELS: &str = "planted_double planted_increment planted_add_one planted_sum planted_read_at planted_write_at planted_order \
                            planted_shared_overrun planted_arithmetic planted_copy_wide planted_copy_bytes planted_unwritten planted_table planted_memcpy";
 
 /// The argument of the planted kernels.
