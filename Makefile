@@ -7,22 +7,33 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers"
 	$(CARGO) test --profile asan --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long interop lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec clean
+.PHONY: help test test-long cuda interop lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI runs)
 	@echo "== all tests"
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
+	@$(MAKE) --no-print-directory cuda
 	@$(MAKE) --no-print-directory interop
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
 
 test-long: ## the same properties with twenty times the cases, and the sanitizer over every test
 	@echo "== all tests, 20 times the cases"
-	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release
+	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release --workspace
+	@tests/cuda/check
+	@echo "== hot rows on the emulated GPU, 20 times the cases"
+	HOTROW_TEST_SCALE=20 HOTROW_TEST_POOL=cuda $(CARGO) test --locked --release --test engine --test durability --test service
 	@$(MAKE) --no-print-directory sanitize-long
+
+cuda: ## the GPU kernels for every architecture, and the engine and four shards on an emulated GPU
+	@echo "== GPU kernels: NVRTC and ptxas"
+	@tests/cuda/compile src/cache/cuda/kernels.cu
+	@echo "== the engine, and four shards, on an emulated GPU"
+	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --test engine
+	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --test service -- shards_agree
 
 interop: ## clients that we did not write: Python's gRPC with generated stubs, a real Prometheus
 	@echo "== Python's gRPC and Prometheus against a real server"
@@ -32,9 +43,9 @@ lint: ## formatting, clippy and documentation, warnings are errors
 	@echo "== formatting"
 	$(CARGO) fmt --all --check
 	@echo "== clippy"
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@echo "== documentation"
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 sanitize: ## AddressSanitizer over the unsafe code, all of which the engine's tests reach
 	@echo "== AddressSanitizer: the engine"

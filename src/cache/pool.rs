@@ -10,7 +10,7 @@ use crate::numeric::{hash, simd, sum};
 /// Full-precision rows in numbered slots, on the host or on a GPU: what is done with a few of them.
 ///
 /// A slot holds weights and optimizer state, all f32. What is in which slot is the directory's business. The work of
-/// pulls and pushes is not here, because it is cut differently: [`HostPool`](super::HostPool) does it in batches that
+/// pulls and pushes is not here, because it is cut differently: [`HostPool`] does it in batches that
 /// stay in the first-level cache, a GPU does it for a whole request at once ([`super::cuda`]).
 ///
 /// # Safety

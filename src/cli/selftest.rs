@@ -55,6 +55,8 @@ pub fn run(args: Args) -> Result<()> {
         device: args.device,
         nvrtc: args.nvrtc.clone(),
         kernels: args.kernel_cache.clone(),
+        // It would only say less.
+        checked: false,
         ..CudaConfig::default()
     });
     let workloads = workloads();

@@ -65,12 +65,12 @@ fn expected(pushes: u64) -> Vec<u32> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_ends_the_process_and_loses_nothing() {
     for (fails, code) in [
-        ("lost=150", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
-        ("lost=151", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
-        ("lost=152", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
-        ("kernel=60", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("copy=90", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("launch=61", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+        ("lost=500", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("lost=501", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("lost=502", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("kernel=190", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("copy=350", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("launch=191", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let mut shard = start(folder.path(), fails).await;
@@ -107,7 +107,7 @@ async fn a_failure_ends_the_process_and_loses_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_served_after_a_failure() {
     let folder = tempfile::tempdir().unwrap();
-    let mut shard = start(folder.path(), "kernel=40").await;
+    let mut shard = start(folder.path(), "kernel=140").await;
     let client = connect(&shard).await;
     client.create_table(&table()).await.unwrap();
     let (keys, gradients) = push(1);
@@ -129,8 +129,8 @@ async fn nothing_is_served_after_a_failure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_the_gpu_has_no_room_for_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    // Eight for the trays, then that of the first table.
-    let mut shard = start(folder.path(), "alloc=9").await;
+    // Eight for the trays and eight to look at the kernels, then that of the first table.
+    let mut shard = start(folder.path(), "alloc=17").await;
     let client = connect(&shard).await;
     let refused = |error: hotrow::client::Error| match error {
         hotrow::client::Error::Refused { code, message, .. } => {

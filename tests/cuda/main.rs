@@ -2,7 +2,6 @@
 //! sees (`tests/emulated-driver`). The engine's own tests run on it too, with `HOTROW_TEST_POOL=cuda`.
 
 #[path = "../reference/mod.rs"]
-#[allow(dead_code)]
 mod reference;
 #[path = "../support/mod.rs"]
 mod support;

@@ -65,15 +65,19 @@ async fn without_a_driver_it_starts_and_says_so() {
     assert!(shard.log().lines().any(|line| line.ends_with("hot rows are in host memory")), "{}", shard.log());
 }
 
+/// Variables, flags, and what is wrong with them.
+type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_used_is_named_and_auto_does_without() {
     let nowhere = tempfile::tempdir().unwrap();
     let nowhere = nowhere.path().to_str().unwrap();
     let without_nvrtc = [("HOTROW_NVRTC", "/no/libnvrtc.so.12"), ("HOTROW_KERNEL_CACHE", nowhere)];
-    let cases: [(&[(&str, &str)], &[&str], &str); 5] = [
+    let cases: [Case<'_>; 6] = [
         (&[("EMULATED_CUDA_VERSION", "11040")], &[], "of CUDA 11.4, and 12.0 (driver 525) is the oldest that will do"),
         (&[], &["--device", "3"], "there is no GPU 3: the driver has 1, counted from 0 (--device)"),
         (&without_nvrtc, &[], "NVRTC cannot be loaded from /no/libnvrtc.so.12"),
+        (&[("EMULATED_CUDA_BREAK", "update_adam")], &[], "computes other bits than the host: update of rows stored as"),
         (&[("EMULATED_CUDA_FAIL", "init=999")], &[], "the NVIDIA driver does not start"),
         (&[("EMULATED_CUDA_FAIL", "host_alloc=2")], &[], "no room for the buffers between host and GPU"),
     ];
@@ -94,4 +98,15 @@ async fn what_cannot_be_used_is_named_and_auto_does_without() {
 async fn a_shard_takes_the_gpu_that_it_names() {
     let shard = started(&[("EMULATED_CUDA_DEVICES", "2")], &["--device", "1"]).await;
     assert!(shard.log().contains("hot rows are on GPU 1 "), "{}", shard.log());
+}
+
+/// Each kernel is looked at before the GPU is used.
+#[test]
+fn a_gpu_that_computes_other_bits_is_not_used() {
+    let kernels = include_str!("../../src/cache/cuda/kernels.cu");
+    let kernels = kernels.lines().filter_map(|line| line.strip_prefix("KERNEL(")?.split(')').next());
+    for kernel in kernels {
+        let said = refused(&[("EMULATED_CUDA_BREAK", kernel)], &[]);
+        assert!(said.contains("computes other bits than the host"), "{kernel}: {said}");
+    }
 }

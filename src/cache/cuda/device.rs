@@ -21,6 +21,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DeviceRepr, LaunchCo
 use cudarc::nvrtc::Ptx;
 use parking_lot::{Condvar, Mutex};
 
+use super::check;
 use super::compile::{Compiler, default_folder};
 use super::launch::{Kernel, Launch, Operation, THREADS};
 use super::memory::Buffer;
@@ -32,8 +33,8 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 /// How many launches of all requests can be prepared or under way.
 const TRAYS: usize = 4;
-/// The smallest tray: the widest row, with everything that belongs to it, fits several times.
-const SMALLEST_TRAY: usize = 256 << 10;
+/// The smallest tray: the widest row, with all its state, fits.
+const SMALLEST_TRAY: usize = 64 << 10;
 const LARGEST_TRAY: usize = 64 << 20;
 
 /// How to use a GPU.
@@ -49,11 +50,13 @@ pub struct CudaConfig {
     pub kernels: Option<PathBuf>,
     /// Bytes that go up to the GPU, or come down, in one launch. Larger requests take several.
     pub tray_bytes: usize,
+    /// Whether each kernel is compared with the host before the GPU is used.
+    pub checked: bool,
 }
 
 impl Default for CudaConfig {
     fn default() -> CudaConfig {
-        CudaConfig { device: 0, memory: None, nvrtc: None, kernels: None, tray_bytes: 8 << 20 }
+        CudaConfig { device: 0, memory: None, nvrtc: None, kernels: None, tray_bytes: 8 << 20, checked: true }
     }
 }
 
@@ -133,7 +136,14 @@ impl Device {
             let text = panic.downcast_ref::<String>().map_or("it lacks a function", String::as_str);
             Err(format!("the NVIDIA driver cannot be used: {text}"))
         })?;
-        Ok(Arc::new(device))
+        let device = Arc::new(device);
+        match if config.checked { check::differs(&device).map_err(|error| error.to_string())? } else { None } {
+            None => Ok(device),
+            Some(what) => Err(format!(
+                "GPU {} ({}) computes other bits than the host: {what}; hotrow selftest --cuda tells more",
+                device.info.device, device.info.name
+            )),
+        }
     }
 
     fn open_present(config: &CudaConfig) -> std::result::Result<Device, String> {

@@ -5,6 +5,7 @@
 //! C, compiled by NVRTC when a device is opened; the driver is loaded when it is asked for, so that the same program runs
 //! where there is none.
 
+mod check;
 mod compile;
 mod device;
 mod launch;
