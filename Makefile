@@ -2,8 +2,9 @@
 
 SHELL := /bin/bash
 CARGO ?= cargo
-# The sanitizer is an unstable flag of the stable compiler; the runtime comes with every Linux toolchain.
-ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers" ASAN_OPTIONS=detect_leaks=1 \
+# The sanitizer is an unstable flag of the stable compiler; the runtime comes with every Linux toolchain. The emulated driver
+# is a library that finds it in the program, hence -rdynamic.
+ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers -Clink-arg=-rdynamic" ASAN_OPTIONS=detect_leaks=1 \
 	$(CARGO) test --profile asan --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
@@ -50,10 +51,14 @@ lint: ## formatting, clippy and documentation, warnings are errors
 sanitize: ## AddressSanitizer over the unsafe code, all of which the engine's tests reach
 	@echo "== AddressSanitizer: the engine"
 	$(ASAN) --locked --test engine -- --skip stochastic_rounding::
+	@# NVRTC looks for its other half beside itself, but not through the sanitizer's dlopen.
+	LD_LIBRARY_PATH=$$(dirname $$(tests/cuda/fetch)) HOTROW_TEST_POOL=cuda \
+		$(ASAN) --locked --test engine -- model::
 
 sanitize-long:
 	@echo "== AddressSanitizer: all tests but that of resident memory, which it inflates"
 	$(ASAN) --locked --tests -- --skip ten_million_trained_rows
+	LD_LIBRARY_PATH=$$(dirname $$(tests/cuda/fetch)) HOTROW_TEST_POOL=cuda $(ASAN) --locked --test engine
 
 bench-engine: ## the engine beside the machine's limits, as `ratio NAME VALUE` lines (under two minutes)
 	@echo "== engine against limits, one run"
