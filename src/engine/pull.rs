@@ -534,9 +534,15 @@ pub fn inspect(partition: &Partition, table: &Table, key: u64) -> Option<Row> {
     })
 }
 
-/// Reads the weights of rows in the form in which their table stores them. Where there is no such form, or the cached
-/// row has left it behind, they are rounded to the nearest; a clean row is never rounded again. Counts nothing.
-pub fn stored<'a>(table: &Table, keys: &[u64], part: impl Fn(u64) -> Option<&'a TablePart>, out: &mut [u8]) {
+/// Reads the weights of rows in the form in which their table stores them, all but those of cached rows that have left it
+/// behind: their slots are returned, with the places of their keys. A row that was never stored is rounded to the nearest.
+/// Counts nothing.
+pub fn stored<'a>(
+    table: &Table,
+    keys: &[u64],
+    part: impl Fn(u64) -> Option<&'a TablePart>,
+    out: &mut [u8],
+) -> Vec<(u32, usize)> {
     let layout = table.layout();
     let bytes = layout.weights.bytes(layout.dim);
     let mut weights = vec![0.0; layout.dim];
@@ -554,14 +560,23 @@ pub fn stored<'a>(table: &Table, keys: &[u64], part: impl Fn(u64) -> Option<&'a 
             }
         }
     }
-    if let (Some(pool), false) = (table.pool(), dirty.is_empty()) {
-        let slots: Vec<u32> = dirty.iter().map(|&(slot, _)| slot).collect();
-        let mut rows = vec![0.0; slots.len() * layout.slot_len()];
-        // SAFETY: the parts are borrowed from read guards of their partitions, and the slots are theirs.
-        unsafe { pool.read(&slots, &mut rows) };
-        for (&(_, i), row) in dirty.iter().zip(rows.chunks_exact(layout.slot_len())) {
-            encode_nearest(layout.weights, &row[..layout.dim], &mut out[i * bytes..][..bytes]);
-        }
+    dirty
+}
+
+/// Reads the weights of cached rows that differ from their stored form, rounded to the nearest.
+///
+/// # Safety
+/// The caller holds the partitions of these slots, and they are the table's.
+pub unsafe fn stored_anew(table: &Table, dirty: &[(u32, usize)], out: &mut [u8]) {
+    let Some(pool) = table.pool() else { return };
+    let layout = table.layout();
+    let (len, bytes) = (layout.slot_len(), layout.weights.bytes(layout.dim));
+    let slots: Vec<u32> = dirty.iter().map(|&(slot, _)| slot).collect();
+    let mut rows = vec![0.0; slots.len() * len];
+    // SAFETY: the caller's promise.
+    unsafe { pool.read(&slots, &mut rows) };
+    for (&(_, i), row) in dirty.iter().zip(rows.chunks_exact(len)) {
+        encode_nearest(layout.weights, &row[..layout.dim], &mut out[i * bytes..][..bytes]);
     }
 }
 

@@ -1,4 +1,7 @@
 //! The engine's reading methods: locks, jobs, and what they are handed.
+//!
+//! `unsafe` lives here because pools trust their caller to hold the partitions' locks: these methods take them.
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -212,9 +215,16 @@ impl Engine {
         if pull.keys.iter().any(|&key| part(key).is_none()) {
             return Err(Error::UnknownTable(table.name().into()));
         }
-        let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * row_bytes)).collect();
-        self.compute
-            .each(pull.keys.len(), jobs, |(keys, out): (&[u64], &mut [u8])| pull::stored(&table, keys, part, out));
+        let mut dirty: Vec<Vec<(u32, usize)>> = pull.keys.chunks(JOB_ROWS).map(|_| Vec::new()).collect();
+        let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * row_bytes)).zip(&mut dirty).collect();
+        self.compute.each(pull.keys.len(), jobs, |((keys, out), dirty): ((&[u64], &mut [u8]), _)| {
+            *dirty = pull::stored(&table, keys, part, out);
+        });
+        // Not on the compute threads: they must not wait for a GPU, which those who wait for them may keep busy.
+        for (dirty, out) in dirty.iter().zip(out.chunks_mut(JOB_ROWS * row_bytes)) {
+            // SAFETY: `guards` hold the partitions, and the slots were found in their parts.
+            unsafe { pull::stored_anew(&table, dirty, out) };
+        }
         Ok(())
     }
 

@@ -129,8 +129,8 @@ async fn nothing_is_served_after_a_failure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_the_gpu_has_no_room_for_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    // Eight for the trays and eight to look at the kernels, then that of the first table.
-    let mut shard = start(folder.path(), "alloc=17").await;
+    // Sixteen for the trays and eight to look at the kernels, then that of the first table.
+    let mut shard = start(folder.path(), "alloc=25").await;
     let client = connect(&shard).await;
     let refused = |error: hotrow::client::Error| match error {
         hotrow::client::Error::Refused { code, message, .. } => {

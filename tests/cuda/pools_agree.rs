@@ -242,3 +242,36 @@ fn one_launch_for_an_operation_of_a_request() {
     };
     assert_eq!(counted(&touch), [0; 6], "all of them are hot already");
 }
+
+/// Whoever waits for a GPU does so on its own thread: compute threads that waited would keep others from giving room back.
+#[test]
+fn exports_and_pulls_do_not_wait_for_each_other() {
+    let table = TableSpec::dense("t", 6000, 16).cache(CacheBudget::Rows(6000)).precision(Precision::Int8);
+    let engine = Engine::new(config(emulated::pool())).unwrap();
+    engine.create(&table).unwrap();
+    let keys: Vec<u64> = (0..6000).collect();
+    let gradients = vec![0.5; keys.len() * 16];
+    engine.push(&[Push { table: "t", keys: &keys, gradients: &gradients, ..Push::default() }]).unwrap();
+    let (done, finished) = std::sync::mpsc::channel();
+    let engine = std::sync::Arc::new(engine);
+    for reader in 0..12 {
+        let (engine, keys, done) = (std::sync::Arc::clone(&engine), keys.clone(), done.clone());
+        // Not scoped: if they wait for ever, the test says so.
+        std::thread::spawn(move || {
+            let mut rows = vec![0f32; keys.len() * 16];
+            let bytes = engine.stored_format("t").unwrap().bytes(16);
+            let mut stored = vec![0; keys.len() * bytes];
+            for _ in 0..20 {
+                match reader % 3 {
+                    0 => engine.read_stored(Pull { table: "t", keys: &keys }, &mut stored).unwrap(),
+                    _ => engine.pull(&[Pull { table: "t", keys: &keys[..2048] }], &mut rows[..2048 * 16]).unwrap(),
+                }
+            }
+            done.send(()).unwrap();
+        });
+    }
+    for reader in 0..12 {
+        let waited = finished.recv_timeout(std::time::Duration::from_secs(120));
+        waited.unwrap_or_else(|_| panic!("{reader} of 12 readers are done, and the others wait for ever"));
+    }
+}

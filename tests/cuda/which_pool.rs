@@ -73,12 +73,21 @@ async fn what_cannot_be_used_is_named_and_auto_does_without() {
     let nowhere = tempfile::tempdir().unwrap();
     let nowhere = nowhere.path().to_str().unwrap();
     let without_nvrtc = [("HOTROW_NVRTC", "/no/libnvrtc.so.12"), ("HOTROW_KERNEL_CACHE", nowhere)];
-    let cases: [Case<'_>; 6] = [
+    let cases: [Case<'_>; 10] = [
         (&[("EMULATED_CUDA_VERSION", "11040")], &[], "of CUDA 11.4, and 12.0 (driver 525) is the oldest that will do"),
         (&[], &["--device", "3"], "there is no GPU 3: the driver has 1, counted from 0 (--device)"),
         (&without_nvrtc, &[], "NVRTC cannot be loaded from /no/libnvrtc.so.12"),
         (&[("EMULATED_CUDA_BREAK", "update_adam")], &[], "computes other bits than the host: update of rows stored as"),
-        (&[("EMULATED_CUDA_FAIL", "init=999")], &[], "the NVIDIA driver does not start"),
+        (&[("EMULATED_CUDA_FAIL", "init=999")], &[], "the NVIDIA driver does not start: CUDA_ERROR_UNKNOWN (999)"),
+        (&[("EMULATED_CUDA_FAIL", "init=226")], &[], "the NVIDIA driver does not start: CUDA_ERROR_CONTAINED (226)"),
+        // It fails while it is being looked at.
+        (&[("EMULATED_CUDA_FAIL", "launch=3")], &[], "the GPU cannot be used: starting work: CUDA_ERROR_LAUNCH_OUT_OF"),
+        (&[("EMULATED_CUDA_FAIL", "kernel=5")], &[], "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+        (
+            &[("EMULATED_CUDA_CAPABILITY", "6.1"), ("HOTROW_KERNEL_CACHE", nowhere)],
+            &[],
+            "sm_70 is the oldest that will do",
+        ),
         (&[("EMULATED_CUDA_FAIL", "host_alloc=2")], &[], "no room for the buffers between host and GPU"),
     ];
     for (variables, flags, reason) in cases {
@@ -109,4 +118,27 @@ fn a_gpu_that_computes_other_bits_is_not_used() {
         let said = refused(&[("EMULATED_CUDA_BREAK", kernel)], &[]);
         assert!(said.contains("computes other bits than the host"), "{kernel}: {said}");
     }
+}
+
+/// A GPU that NVRTC does not know gets PTX that its driver can compile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_newer_than_nvrtc() {
+    let shard = started(&[("EMULATED_CUDA_CAPABILITY", "11.0")], &[]).await;
+    assert!(shard.log().contains("hot rows are on GPU 0 (Emulated GPU, sm_110"), "{}", shard.log());
+}
+
+/// Kernels that were kept and that the driver does not take are compiled again.
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_kernels_of_another_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = [("HOTROW_KERNEL_CACHE", folder.path().to_str().unwrap())];
+    let wrong: &[u8] = b".target sm_999";
+    drop(started(&kernels, &[]).await);
+    let kept = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read(&kept).unwrap();
+    let sum = xxhash_rust::xxh3::xxh3_64(wrong).to_le_bytes();
+    std::fs::write(&kept, [&sum[..], wrong].concat()).unwrap();
+    let shard = started(&kernels, &[]).await;
+    assert!(shard.log().contains("hot rows are on GPU 0"), "{}", shard.log());
+    assert!(std::fs::read(&kept).unwrap() == whole, "what was compiled is kept");
 }

@@ -1,41 +1,47 @@
-//! Compiling the kernels with NVRTC, once per machine: what it made is kept in a folder.
-//!
-//! `unsafe` lives here because NVRTC is a C library. It is sound because a program is destroyed after its last use, and
-//! buffers are as long as NVRTC said they must be.
-#![allow(unsafe_code)]
+//! Compiling the kernels, once per machine: what NVRTC made is kept in a folder.
 
-use std::ffi::CString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use cudarc::nvrtc::result as nvrtc;
-use cudarc::nvrtc::sys;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::launch::SOURCE;
+use super::nvrtc::{Nvrtc, Output};
 
-/// Where NVRTC is, and where to keep what it makes.
+/// The oldest architecture: Volta.
+const OLDEST: i32 = 70;
+
+/// What kernels are compiled for, by what, and where the result is kept.
 pub struct Compiler<'a> {
-    /// The library; `None` looks where libraries are.
+    /// The NVRTC library; `None` looks where libraries are.
     pub nvrtc: Option<&'a Path>,
     /// The folder; `None` keeps nothing.
-    pub kept: Option<&'a Path>,
+    pub folder: Option<&'a Path>,
+    /// The GPU's compute capability.
+    pub capability: (i32, i32),
+    /// The driver's CUDA version.
+    pub driver: i32,
 }
 
 impl Compiler<'_> {
-    /// The kernels for a GPU of this compute capability, ready for the driver.
-    pub fn image(&self, capability: (i32, i32)) -> Result<Vec<u8>, String> {
-        let arch = format!("{}{}", capability.0, capability.1);
-        let kept =
-            self.kept.map(|folder| folder.join(format!("{:016x}-sm_{arch}.kernels", xxh3_64(SOURCE.as_bytes()))));
-        if let Some(image) = kept.as_deref().and_then(read) {
-            return Ok(image);
-        }
+    fn kept_at(&self) -> Option<PathBuf> {
+        let (major, minor) = self.capability;
+        let name = format!("{:016x}-sm_{major}{minor}.kernels", xxh3_64(SOURCE.as_bytes()));
+        Some(self.folder?.join(name))
+    }
+
+    /// What was compiled before, if it is whole.
+    pub fn kept(&self) -> Option<Vec<u8>> {
+        read(&self.kept_at()?)
+    }
+
+    /// The kernels, compiled now, and kept.
+    pub fn compiled(&self) -> Result<Vec<u8>, String> {
         let begun = std::time::Instant::now();
-        let image = self.compile(&arch)?;
-        tracing::info!("compiled the GPU kernels for sm_{arch} in {:.1} s", begun.elapsed().as_secs_f64());
-        if let Some(path) = kept
+        let image = self.compile()?;
+        tracing::info!("compiled the GPU kernels in {:.1} s", begun.elapsed().as_secs_f64());
+        if let Some(path) = self.kept_at()
             && let Err(error) = write(&path, &image)
         {
             tracing::warn!("the compiled GPU kernels are not kept: {}: {error}", path.display());
@@ -43,35 +49,29 @@ impl Compiler<'_> {
         Ok(image)
     }
 
-    fn compile(&self, arch: &str) -> Result<Vec<u8>, String> {
-        if let Some(path) = self.nvrtc {
-            // SAFETY: NVRTC's initialisers do nothing beyond the library. It is found by its name from here on.
-            match unsafe { libloading::Library::new(path) } {
-                Ok(library) => std::mem::forget(library),
-                Err(error) => return Err(format!("NVRTC cannot be loaded from {}: {error}", path.display())),
-            }
+    fn compile(&self) -> Result<Vec<u8>, String> {
+        let wanted = 10 * self.capability.0 + self.capability.1;
+        if wanted < OLDEST {
+            return Err(format!("the GPU is sm_{wanted}, and sm_{OLDEST} is the oldest that will do"));
         }
-        // SAFETY: as above.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(
-                "NVRTC (libnvrtc.so.12) was not found: install it (pip install nvidia-cuda-nvrtc-cu12, or the CUDA \
-                        toolkit) and name the library with --nvrtc or LD_LIBRARY_PATH"
-                    .into(),
-            );
-        }
-        let wanted: i32 = arch.parse().map_err(|_| format!("the GPU says that it is sm_{arch}"))?;
-        let known = architectures()?;
-        let (oldest, newest) = (known.first().copied().unwrap_or(0), known.last().copied().unwrap_or(0));
-        match known.contains(&wanted) {
-            // Machine code for the very GPU: drivers take it from any NVRTC of their major version.
-            true => compile(&format!("--gpu-architecture=sm_{arch}"), Output::Machine),
-            // A GPU that is newer than this NVRTC: its driver compiles the rest.
-            false if wanted > oldest => compile(&format!("--gpu-architecture=compute_{newest}"), Output::Ptx),
-            false => Err(format!(
-                "the GPU is sm_{arch}, and NVRTC begins at sm_{oldest}: use an older NVRTC 12, or the host pool"
-            )),
-        }
+        let nvrtc = Nvrtc::load(self.nvrtc, self.driver)?;
+        let (architecture, output) = architecture(wanted, &nvrtc.architectures()?).ok_or_else(|| {
+            format!("the GPU is sm_{wanted}, which {} no longer knows: use an older NVRTC", nvrtc.path().display())
+        })?;
+        let options: Vec<String> = options().map(String::from).chain([architecture]).collect();
+        nvrtc.compile(SOURCE, &options, output)
     }
+}
+
+/// What to compile for, so that it runs on a GPU of architecture `wanted`.
+fn architecture(wanted: i32, known: &[i32]) -> Option<(String, Output)> {
+    if known.contains(&wanted) {
+        // Machine code for the very GPU: drivers take it from any NVRTC of their major version.
+        return Some((format!("--gpu-architecture=sm_{wanted}"), Output::Machine));
+    }
+    // A GPU that this NVRTC does not know: its driver compiles the rest, from the nearest below.
+    let below = known.iter().rev().find(|&&known| known < wanted)?;
+    Some((format!("--gpu-architecture=compute_{below}"), Output::Ptx))
 }
 
 /// Where what was compiled is kept, unless the configuration says otherwise.
@@ -99,64 +99,9 @@ fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-enum Output {
-    Machine,
-    Ptx,
-}
-
-fn failed(what: &str) -> impl Fn(nvrtc::NvrtcError) -> String + '_ {
-    move |error| format!("NVRTC could not {what}: {error}")
-}
-
-/// The architectures that this NVRTC knows, the oldest first.
-fn architectures() -> Result<Vec<i32>, String> {
-    let mut count = 0;
-    // SAFETY: the pointer is to a number.
-    unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(failed("count its architectures"))?;
-    let mut all = vec![0; count.max(0) as usize];
-    // SAFETY: as many numbers as it said.
-    unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().map_err(failed("list its architectures"))?;
-    all.sort_unstable();
-    Ok(all)
-}
-
 /// The options that the source asks for.
 fn options() -> impl Iterator<Item = &'static str> {
     SOURCE.lines().find_map(|line| line.strip_prefix("// nvrtc: ")).unwrap_or_default().split_whitespace()
-}
-
-fn compile(architecture: &str, output: Output) -> Result<Vec<u8>, String> {
-    let source = CString::new(SOURCE).map_err(|e| e.to_string())?;
-    let program = nvrtc::create_program(&source, Some(c"kernels.cu")).map_err(failed("take the kernels"))?;
-    let mut all: Vec<&str> = options().collect();
-    all.push(architecture);
-    // SAFETY: the program was made above and is destroyed below.
-    let compiled = unsafe { nvrtc::compile_program(program, &all) };
-    let image = match (compiled, output) {
-        (Err(error), _) => {
-            // SAFETY: as above.
-            let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
-            let log: String = log.iter().map(|&c| c as u8 as char).filter(|&c| c != '\0').collect();
-            Err(format!("NVRTC could not compile the kernels ({}): {error}\n{log}", all.join(" ")))
-        }
-        (Ok(()), Output::Machine) => {
-            let mut size = 0;
-            // SAFETY: as above; the pointer is to a number.
-            let sized = unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }.result();
-            let mut image = vec![0u8; size];
-            // SAFETY: as above; the buffer is as long as NVRTC said.
-            let got = sized.and_then(|()| unsafe { sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()) }.result());
-            got.map(|()| image).map_err(failed("hand out machine code"))
-        }
-        (Ok(()), Output::Ptx) => {
-            // SAFETY: as above.
-            let ptx = unsafe { nvrtc::get_ptx(program) };
-            ptx.map(|ptx| ptx.iter().map(|&c| c as u8).collect()).map_err(failed("hand out PTX"))
-        }
-    };
-    // SAFETY: it was made above and is not used after this.
-    unsafe { nvrtc::destroy_program(program) }.map_err(failed("let go of a program"))?;
-    image
 }
 
 #[cfg(test)]
@@ -175,6 +120,17 @@ mod tests {
             fs::write(&path, &whole[..cut]).unwrap();
             assert!(read(&path).is_none(), "{cut} bytes of {}", whole.len());
         }
+    }
+
+    #[test]
+    fn a_gpu_that_nvrtc_does_not_know_gets_what_its_driver_can_compile() {
+        let known = [52, 70, 75, 80, 90, 100, 120, 121];
+        let text = |wanted| architecture(wanted, &known).map(|(text, _)| text);
+        assert_eq!(text(80).unwrap(), "--gpu-architecture=sm_80");
+        assert_eq!(text(110).unwrap(), "--gpu-architecture=compute_100");
+        assert_eq!(text(89).unwrap(), "--gpu-architecture=compute_80");
+        assert_eq!(text(130).unwrap(), "--gpu-architecture=compute_121");
+        assert!(architecture(70, &[75, 80]).is_none());
     }
 
     #[test]

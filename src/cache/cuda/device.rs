@@ -5,15 +5,15 @@
 //! are tied to their kernel by events, so copies of one launch overlap with the kernel of another.
 //!
 //! `unsafe` lives here because a launch runs foreign code on addresses. It is sound because all of them come from live
-//! trays and live slots, which outlast the launch: a tray is used again after its events, slots are freed by a call that
-//! waits for the device.
+//! trays and live slots, which outlast the launch: a tray is used again after its events, slots are freed when the
+//! kernels are done.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 /// The oldest driver: of CUDA 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
 /// How many launches of all requests can be prepared or under way.
-const TRAYS: usize = 4;
+const TRAYS: usize = 8;
 /// The smallest tray: the widest row, with all its state, fits.
 const SMALLEST_TRAY: usize = 64 << 10;
 const LARGEST_TRAY: usize = 64 << 20;
@@ -56,7 +56,7 @@ pub struct CudaConfig {
 
 impl Default for CudaConfig {
     fn default() -> CudaConfig {
-        CudaConfig { device: 0, memory: None, nvrtc: None, kernels: None, tray_bytes: 8 << 20, checked: true }
+        CudaConfig { device: 0, memory: None, nvrtc: None, kernels: None, tray_bytes: 4 << 20, checked: true }
     }
 }
 
@@ -95,6 +95,10 @@ pub struct Device {
     compute: Arc<CudaStream>,
     down: Arc<CudaStream>,
     functions: Vec<CudaFunction>,
+    /// Held while a launch is put into the streams, so that nothing of another comes between its kernel and its clock.
+    enqueueing: Mutex<()>,
+    /// Whether rows depend on it; before that, a failure is no more than a reason not to use it.
+    in_use: AtomicBool,
     trays: Mutex<VecDeque<Tray>>,
     returned: Condvar,
     tray_bytes: usize,
@@ -115,11 +119,12 @@ struct Counts {
 // SAFETY: plain numbers, laid out as in the source of the kernels.
 unsafe impl DeviceRepr for Launch {}
 
-/// An error in words.
+/// An error in words. The driver's own: it may be newer than the names that we know.
 fn words(error: DriverError) -> String {
-    match error.error_string() {
-        Ok(text) => format!("{:?} ({})", error.0, text.to_string_lossy()),
-        Err(_) => format!("{:?}", error.0),
+    let number = error.0 as u32;
+    match (error.error_name(), error.error_string()) {
+        (Ok(name), Ok(text)) => format!("{} ({number}): {}", name.to_string_lossy(), text.to_string_lossy()),
+        _ => format!("error {number} of the NVIDIA driver"),
     }
 }
 
@@ -130,20 +135,25 @@ impl Device {
         if !unsafe { sys::is_culib_present() } {
             return Err("there is no NVIDIA driver here (libcuda.so.1 was not found)".into());
         }
-        // A driver that lacks a function makes cudarc panic.
-        let opened = catch_unwind(AssertUnwindSafe(|| Device::open_present(config)));
-        let device = opened.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map_or("it lacks a function", String::as_str);
-            Err(format!("the NVIDIA driver cannot be used: {text}"))
+        // A driver that lacks a function makes cudarc panic, and a GPU that fails unwinds as long as it is not in use.
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            let device = Arc::new(Device::open_present(config)?);
+            let differs =
+                if config.checked { check::differs(&device).map_err(|error| error.to_string())? } else { None };
+            match differs {
+                None => Ok(device),
+                Some(what) => Err(format!(
+                    "GPU {} ({}) computes other bits than the host: {what}; hotrow selftest --cuda tells more",
+                    device.info.device, device.info.name
+                )),
+            }
+        }));
+        let device = opened.unwrap_or_else(|panic| match panic.downcast::<String>() {
+            Ok(text) => Err(format!("the GPU cannot be used: {text}")),
+            Err(_) => Err("the NVIDIA driver lacks a function: update it".into()),
         })?;
-        let device = Arc::new(device);
-        match if config.checked { check::differs(&device).map_err(|error| error.to_string())? } else { None } {
-            None => Ok(device),
-            Some(what) => Err(format!(
-                "GPU {} ({}) computes other bits than the host: {what}; hotrow selftest --cuda tells more",
-                device.info.device, device.info.name
-            )),
-        }
+        device.in_use.store(true, Ordering::Relaxed);
+        Ok(device)
     }
 
     fn open_present(config: &CudaConfig) -> std::result::Result<Device, String> {
@@ -178,9 +188,16 @@ impl Device {
             driver,
         };
         let folder = config.kernels.clone().or_else(default_folder);
-        let image = Compiler { nvrtc: config.nvrtc.as_deref(), kept: folder.as_deref() }.image(capability)?;
-        let module =
-            context.load_module(Ptx::from_binary(image)).map_err(failed("the GPU does not take the kernels"))?;
+        let (nvrtc, folder) = (config.nvrtc.as_deref(), folder.as_deref());
+        let compiler = Compiler { nvrtc, folder, capability, driver };
+        // What was kept may have been made for another driver.
+        let kept = compiler.kept().and_then(|image| context.load_module(Ptx::from_binary(image)).ok());
+        let module = match kept {
+            Some(module) => module,
+            None => context
+                .load_module(Ptx::from_binary(compiler.compiled()?))
+                .map_err(failed("the GPU does not take the kernels that NVRTC made"))?,
+        };
         let function = |name: &&str| module.load_function(name);
         let functions = Kernel::NAMES.iter().map(function).collect::<std::result::Result<_, _>>();
         let tray_bytes = config.tray_bytes.clamp(SMALLEST_TRAY, LARGEST_TRAY);
@@ -194,6 +211,8 @@ impl Device {
             compute: stream()?,
             down: stream()?,
             functions: functions.map_err(failed("a kernel is missing"))?,
+            enqueueing: Mutex::new(()),
+            in_use: AtomicBool::new(false),
             trays: Mutex::new(trays),
             returned: Condvar::new(),
             tray_bytes,
@@ -241,8 +260,14 @@ impl Device {
         }
     }
 
-    /// Cached rows are gone.
-    pub(super) fn give_memory_back(&self, bytes: u64) {
+    /// Frees memory of cached rows, when no kernel uses it any more: the driver does not promise to wait.
+    pub(super) fn free(&self, memory: Buffer, bytes: u64) {
+        match self.compute.synchronize() {
+            // Nothing to unwind from here: this may be an unwinding already.
+            result if !self.in_use.load(Ordering::Relaxed) => self.context.record_err(result),
+            result => self.must("waiting for its work", result),
+        }
+        drop(memory);
         self.budget.give_back(bytes);
     }
 
@@ -302,6 +327,7 @@ impl Device {
         bytes: usize,
     ) -> std::result::Result<(), DriverError> {
         self.context.bind_to_thread()?;
+        let _alone = self.enqueueing.lock();
         let events = &tray.events;
         let filled = &tray.up.get()[..tray.filled];
         // SAFETY: both sides are the tray's, which nobody touches before its last event.
@@ -346,19 +372,22 @@ impl Device {
     /// served any more. A start from checkpoint and log has them again.
     fn lost(&self, what: &str, error: DriverError) -> ! {
         let DeviceInfo { device, name, .. } = &self.info;
+        if !self.in_use.load(Ordering::Relaxed) {
+            // `open` catches it. No panic: nothing is wrong with the program.
+            resume_unwind(Box::new(format!("{what}: {}", words(error))));
+        }
+        if error.0 == CUresult::CUDA_ERROR_DEINITIALIZED {
+            // The process is ending by itself.
+            loop {
+                std::thread::park();
+            }
+        }
         eprintln!(
             "hotrow: GPU {device} ({name}) is lost: {what}: {}: ending the process, because the rows in its memory are gone; \
              start it again to recover them from checkpoint and log, or with --pool host to do without the GPU",
             words(error)
         );
-        std::process::exit(1);
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        // Pinned memory must not be freed under a copy.
-        let trays = std::mem::take(self.trays.get_mut());
-        trays.into_iter().for_each(|mut tray| self.wait_for(&mut tray));
+        // SAFETY: it ends the process and nothing else. The driver's own exit handlers may wait for the GPU for ever.
+        unsafe { libc::_exit(1) }
     }
 }

@@ -124,16 +124,23 @@ DEVICE u32 state_bytes(const struct Launch *launch) {
     return launch->tensors * launch->len * (launch->bf16_state ? 2 : 4);
 }
 
-// Stored rows are packed, so nothing in them is aligned.
+// Stored rows are packed, so nothing in them need be aligned. Often words are.
 DEVICE u32 load16(const u8 *at) { return at[0] | (u32)at[1] << 8; }
-DEVICE u32 load32(const u8 *at) { return load16(at) | load16(at + 2) << 16; }
+DEVICE u32 load32(const u8 *at) {
+    if (((u64)at & 3) == 0) return *(const u32 *)at;
+    return load16(at) | load16(at + 2) << 16;
+}
 DEVICE void store16(u8 *at, u32 value) {
     at[0] = (u8)value;
     at[1] = (u8)(value >> 8);
 }
 DEVICE void store32(u8 *at, u32 value) {
-    store16(at, value);
-    store16(at + 2, value >> 16);
+    if (((u64)at & 3) == 0) {
+        *(u32 *)at = value;
+    } else {
+        store16(at, value);
+        store16(at + 2, value >> 16);
+    }
 }
 
 // The smallest bf16 that is at least x, for x >= 0.

@@ -35,7 +35,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // An error shows at the next call: the context keeps it.
         self.context.record_err(self.context.bind_to_thread());
-        // SAFETY: allocated in `new`. The driver waits for work that uses it.
+        // SAFETY: allocated in `new`, and whoever drops it has waited for the work that uses it.
         self.context.record_err(unsafe { result::free_sync(self.address) });
     }
 }

@@ -10,6 +10,7 @@ mod compile;
 mod device;
 mod launch;
 mod memory;
+mod nvrtc;
 mod slots;
 mod tray;
 

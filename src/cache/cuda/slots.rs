@@ -19,7 +19,9 @@ use crate::numeric::{Rule, WeightFormat};
 pub struct CudaSlots {
     device: Arc<Device>,
     layout: RowLayout,
-    memory: Buffer,
+    /// There until it is dropped.
+    memory: Option<Buffer>,
+    start: Address,
     slots: u32,
     /// Bytes from one slot to the next.
     stride: u64,
@@ -33,7 +35,8 @@ impl CudaSlots {
     pub fn new(device: &Arc<Device>, layout: RowLayout, slots: u32) -> Result<CudaSlots> {
         let stride = CudaSlots::stride(&layout);
         let memory = device.allocate(stride * u64::from(slots))?;
-        Ok(CudaSlots { device: Arc::clone(device), layout, memory, slots, stride })
+        let start = memory.address();
+        Ok(CudaSlots { device: Arc::clone(device), layout, memory: Some(memory), start, slots, stride })
     }
 
     /// Bytes that a slot takes: whole groups of four numbers, so that each begins where four are read at once.
@@ -55,13 +58,15 @@ impl CudaSlots {
     #[inline(always)]
     pub fn address(&self, slot: u32) -> Address {
         assert!(slot < self.slots, "slot {slot} is not one of {}", self.slots);
-        self.memory.address() + u64::from(slot) * self.stride
+        self.start + u64::from(slot) * self.stride
     }
 }
 
 impl Drop for CudaSlots {
     fn drop(&mut self) {
-        self.device.give_memory_back(self.bytes());
+        if let Some(memory) = self.memory.take() {
+            self.device.free(memory, self.bytes());
+        }
     }
 }
 

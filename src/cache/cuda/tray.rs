@@ -47,13 +47,15 @@ impl Tray {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Tray, DriverError> {
         let timed = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let plain = || context.new_event(None);
+        // Whoever waits for the end sleeps meanwhile: request threads have other things to do.
+        let awaited = || context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
         Ok(Tray {
             up: Pinned::new(context, bytes, Direction::Up)?,
             up_device: Buffer::new(context, bytes)?,
             down: Pinned::new(context, bytes, Direction::Down)?,
             down_device: Buffer::new(context, bytes)?,
             filled: 0,
-            events: Events { uploaded: plain()?, started: timed()?, finished: timed()?, done: plain()? },
+            events: Events { uploaded: plain()?, started: timed()?, finished: timed()?, done: awaited()? },
             out: None,
         })
     }
@@ -76,6 +78,14 @@ impl Tray {
     /// Where the output begins on the device.
     pub fn output(&self) -> u64 {
         self.down_device.address()
+    }
+}
+
+impl Drop for Tray {
+    fn drop(&mut self) {
+        // Its memory must not be freed under a copy. If the wait fails the GPU is lost, and so are its copies.
+        let context = self.events.done.context();
+        context.record_err(context.synchronize());
     }
 }
 

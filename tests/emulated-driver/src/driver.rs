@@ -274,9 +274,14 @@ impl Driver {
             return Ok(());
         }
         self.to_free(at, "cuMemFree");
-        // As the real one does. It is not documented, so nothing may rely on it: the host's clock stays as it is.
+        // The real one often waits for all work, but does not promise to. Here it does, to know what would use the memory
+        // after it is freed: whatever the host has not waited for itself.
         self.run(|schedule, memory| schedule.drain(memory))?;
         let index = self.to_free(at, "cuMemFree");
+        if let Some(user) = self.memory.device.user_after(index, self.schedule.host_clock()) {
+            let (user, memory) = (self.memory.history.describe(user), self.memory.describe(at));
+            violation!("memory freed that {user} may still use: cuMemFree of {memory}");
+        }
         self.give_back(index);
         self.memory.device.free(index);
         Ok(())
@@ -528,6 +533,10 @@ impl Driver {
         let device = self.current_device()?;
         // SAFETY: promised by the caller.
         let module = unsafe { Module::load(image, device) }.ok_or(codes::INVALID_IMAGE)?;
+        let (major, minor) = self.config.capability;
+        if module.target().is_some_and(|target| target > 10 * major + minor) {
+            return Err(codes::INVALID_PTX);
+        }
         let handle = self.new_handle(MODULES);
         self.modules.insert(handle, module);
         Ok(handle)

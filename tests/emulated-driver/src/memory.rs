@@ -176,6 +176,14 @@ impl Arena {
         }
     }
 
+    /// The last work that used an allocation and does not come before a clock.
+    pub fn user_after(&self, index: usize, clock: &Clock) -> Option<Stamp> {
+        let allocation = &self.allocations[index];
+        let first = (allocation.start - self.mapping.base) / GRANULE;
+        let last = (allocation.start + allocation.size - 1 - self.mapping.base) / GRANULE;
+        (first..=last).find_map(|granule| self.shadow.check(granule, clock).err()).map(|conflict| conflict.earlier)
+    }
+
     #[cold]
     fn race(&self, history: &History, who: &Who, at: usize, write: bool, earlier: Stamp, wrote: bool) -> ! {
         let verb = if write { "writes" } else { "reads" };

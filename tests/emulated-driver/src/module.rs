@@ -26,6 +26,13 @@ impl Module {
         (!bytes.is_empty()).then(|| Self { image: bytes.into(), device })
     }
 
+    /// The oldest architecture that PTX can be compiled for: `.target sm_80`.
+    pub fn target(&self) -> Option<i32> {
+        let text = std::str::from_utf8(&self.image).ok()?;
+        let name = text.split(".target sm_").nth(1)?;
+        name.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    }
+
     /// The kernel of this name, if the image has it and the host, too.
     pub fn function(&self, name: &str) -> Option<&'static Kernel> {
         self.names(name).then(|| kernels::find(name)).flatten()

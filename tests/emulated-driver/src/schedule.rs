@@ -254,6 +254,11 @@ impl Schedule {
     // ---- the host waits ----
 
     /// Whether the host has waited for this work.
+    /// What the host has waited for.
+    pub fn host_clock(&self) -> &Clock {
+        &self.host
+    }
+
     pub fn host_knows(&self, stamp: Stamp) -> bool {
         self.host.covers(stamp)
     }

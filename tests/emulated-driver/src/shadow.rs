@@ -76,6 +76,23 @@ impl Shadow {
         Ok(())
     }
 
+    /// Whether all accesses to one granule so far come before a clock.
+    pub fn check(&self, granule: usize, clock: &Clock) -> Result<(), Conflict> {
+        debug_assert!(granule * size_of::<Cell>() < self.cells.length);
+        // SAFETY: as in `touch`.
+        let cell = unsafe { *(self.cells.base as *const Cell).add(granule) };
+        if cell.write != 0 && !clock.covers(Stamp(cell.write)) {
+            return Err(Conflict { earlier: Stamp(cell.write), wrote: true });
+        }
+        if cell.reads & SET != 0 {
+            return self.sets.check(cell.reads, clock);
+        }
+        match cell.reads == 0 || clock.covers(Stamp(cell.reads)) {
+            true => Ok(()),
+            false => Err(Conflict { earlier: Stamp(cell.reads), wrote: false }),
+        }
+    }
+
     /// Forgets the cells of memory that is freed.
     pub fn forget(&mut self, first_granule: usize, granules: usize) {
         let start = self.cells.base + first_granule * size_of::<Cell>();

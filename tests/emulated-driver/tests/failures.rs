@@ -118,6 +118,13 @@ in_child!(the_driver_does_not_start, child_init, [("FAIL", "init=803")], || {
     assert_eq!(code(result::device::get_count()), CUDA_ERROR_NOT_INITIALIZED);
 });
 
+in_child!(ptx_for_a_newer_device_is_refused, child_ptx, [("CAPABILITY", "9.0")], || {
+    let rig = Rig::new();
+    let ptx = |target: &str| cudarc::nvrtc::Ptx::from_src(format!(".target {target}\nplanted_double"));
+    assert!(rig.context.load_module(ptx("sm_90")).is_ok());
+    assert_eq!(code(rig.context.load_module(ptx("sm_100"))), CUDA_ERROR_INVALID_PTX);
+});
+
 in_child!(there_is_no_device, child_no_device, [("DEVICES", "0")], || {
     emulated_driver::preload();
     assert_eq!(code(CudaContext::new(0)), CUDA_ERROR_NO_DEVICE);

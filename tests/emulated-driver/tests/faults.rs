@@ -199,6 +199,21 @@ planted!(
 
 #[test]
 #[ignore = "planted: run by the test of its report"]
+fn plant_free_in_use() {
+    let rig = Rig::new();
+    let (output, stream) = (device(10), rig.stream());
+    rig.launch(&stream, "planted_write_at", Launch { input: 0, output, count: 10, offset: 0 });
+    free(output);
+}
+
+#[test]
+fn memory_is_freed_while_a_kernel_uses_it() {
+    let words = ["memory freed that kernel planted_write_at", "may still use: cuMemFree of"];
+    reports_always("plant_free_in_use", &words);
+}
+
+#[test]
+#[ignore = "planted: run by the test of its report"]
 fn plant_free_pinned_in_use() {
     let rig = Rig::new();
     let (at, stream) = (device_with(&[1.0; 10]), rig.stream());
