@@ -145,7 +145,8 @@ impl Log {
             SyncPolicy::Interval(_) => Some(Syncer::start(Arc::clone(&shared), Arc::clone(&disk))?),
             _ => None,
         };
-        let mut writer = Writer { shared: Arc::clone(&shared), end, options, syncer, unsynced: None };
+        let mut writer =
+            Writer { shared: Arc::clone(&shared), end, options, syncer, unsynced: None, behind: Vec::new() };
         let run = move || {
             if let Err(error) = writer.run() {
                 writer.shared.fail(&*writer.end.disk, &error);
@@ -325,6 +326,8 @@ struct Writer {
     syncer: Option<Syncer>,
     /// Since when something is written and not synced.
     unsynced: Option<Instant>,
+    /// With `never`: earlier segments that were not synced when the next one began.
+    behind: Vec<String>,
 }
 
 /// A group that was taken to be written.
@@ -422,8 +425,10 @@ impl Writer {
 
     /// Begins a segment. The one before is safe by then: nothing in a later one may outlive what came before it.
     fn next_segment(&mut self, first: Lsn) -> io::Result<()> {
-        if self.options.sync != SyncPolicy::Never {
-            self.sync()?;
+        match (self.options.sync, &self.end.segment) {
+            // Until somebody asks for it.
+            (SyncPolicy::Never, Some((_, _, name))) => self.behind.push(name.clone()),
+            _ => self.sync()?,
         }
         let (identity, before) = (self.end.identity, self.end.seal);
         let head = SegmentHead { format: FORMAT, numerics: NUMERICS_VERSION, identity, first, before }.encode();
@@ -448,6 +453,14 @@ impl Writer {
         }
         if self.unsynced.is_none() {
             return Ok(());
+        }
+        for name in self.behind.drain(..) {
+            match self.end.disk.open(&name) {
+                Ok(mut file) => file.sync()?,
+                // A checkpoint covers it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         if let Some((file, ..)) = &mut self.end.segment {
             file.sync()?;

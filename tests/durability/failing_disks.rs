@@ -182,14 +182,19 @@ fn every_call_may_fail_with_an_interval() {
     assert!(told > 50, "{told} of 60 failures happened");
 }
 
-/// A sync that is asked for comes, whatever the policy: what it covers survives a loss of power.
+/// A sync that is asked for comes, whatever the policy: what it covers survives a loss of power, in earlier segments too.
 #[test]
 fn a_sync_that_is_asked_for_comes() {
     for sync in [SyncPolicy::Never, SyncPolicy::Interval(Duration::from_secs(3600)), SyncPolicy::Always] {
         let disk = SimDisk::default();
         let logged = Logged::start(&disk, LogOptions { sync, ..OPTIONS }).unwrap();
         logged.engine.create(&table()).unwrap();
-        let last = (0..30).map(|key| push(&logged, key).unwrap()).last().unwrap();
+        let slowly = |key| {
+            // So that each is a group of its own, and there are several segments.
+            std::thread::sleep(Duration::from_millis(2));
+            push(&logged, key).unwrap()
+        };
+        let last = (0..30).map(slowly).last().unwrap();
         wait(logged.log.sync_up_to(last)).unwrap();
         wait(logged.log.sync_up_to(last)).unwrap();
         let survived = disk.lose_power(&mut Random(4));

@@ -391,3 +391,10 @@ impl Device {
         unsafe { libc::_exit(1) }
     }
 }
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Streams go before trays, and should have nothing left to do.
+        self.context.record_err(self.context.synchronize());
+    }
+}

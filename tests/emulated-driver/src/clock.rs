@@ -1,9 +1,9 @@
 //! Vector clocks: which work comes before which, by stream order, events and what the host waited for.
 
 /// How many streams can have work that the host has not waited for.
-pub const STREAMS: usize = 64;
+pub const STREAMS: usize = 128;
 
-const SLOT_BITS: u32 = 6;
+const SLOT_BITS: u32 = 7;
 /// The highest bit of a stamp stays free: shadow memory uses it.
 const LAST_EPOCH: u32 = (1 << (31 - SLOT_BITS)) - 1;
 
