@@ -19,11 +19,13 @@ pub fn wanted() -> bool {
 /// The pool of an engine of this process.
 pub fn pool() -> PoolConfig {
     emulated_driver::preload();
-    // The smallest trays there are, so that requests of a few hundred rows take several.
     PoolConfig::Cuda(CudaConfig {
         nvrtc: Some(nvrtc().into()),
         kernels: Some(kernels()),
+        // The smallest trays there are, so that requests of a few hundred rows take several.
         tray_bytes: 1,
+        // Tests make engines by the thousand.
+        checked: false,
         ..CudaConfig::default()
     })
 }

@@ -534,7 +534,7 @@ impl Driver {
         // SAFETY: promised by the caller.
         let module = unsafe { Module::load(image, device) }.ok_or(codes::INVALID_IMAGE)?;
         let (major, minor) = self.config.capability;
-        if module.target().is_some_and(|target| target > 10 * major + minor) {
+        if module.target.is_some_and(|target| target > 10 * major + minor) {
             return Err(codes::INVALID_PTX);
         }
         let handle = self.new_handle(MODULES);

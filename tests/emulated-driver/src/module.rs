@@ -4,9 +4,12 @@ use std::ffi::CStr;
 
 use crate::kernels::{self, Kernel};
 
-/// A copy of an image of cuModuleLoadData.
+/// What an image of cuModuleLoadData holds.
 pub struct Module {
-    image: Box<[u8]>,
+    /// The kernels whose names stand somewhere in it, not as a part of a longer one, and that the host has.
+    kernels: Vec<&'static Kernel>,
+    /// The oldest architecture that PTX can be compiled for: `.target sm_80`.
+    pub target: Option<i32>,
     pub device: u32,
 }
 
@@ -23,33 +26,23 @@ impl Module {
         let len = unsafe { if is_elf { elf_len(image)? } else { CStr::from_ptr(image.cast()).count_bytes() } };
         // SAFETY: that many bytes belong to the image.
         let bytes = unsafe { std::slice::from_raw_parts(image, len) };
-        (!bytes.is_empty()).then(|| Self { image: bytes.into(), device })
-    }
-
-    /// The oldest architecture that PTX can be compiled for: `.target sm_80`.
-    pub fn target(&self) -> Option<i32> {
-        let text = std::str::from_utf8(&self.image).ok()?;
-        let name = text.split(".target sm_").nth(1)?;
-        name.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-    }
-
-    /// The kernel of this name, if the image has it and the host, too.
-    pub fn function(&self, name: &str) -> Option<&'static Kernel> {
-        self.names(name).then(|| kernels::find(name)).flatten()
-    }
-
-    /// Whether the name stands somewhere in the image, not as a part of a longer one.
-    fn names(&self, name: &str) -> bool {
         let part_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
-        let image = &self.image;
-        let (Some(&first), len) = (name.as_bytes().first(), name.len()) else { return false };
-        (0..(image.len() + 1).saturating_sub(len)).any(|at| {
-            image[at] == first
-                && &image[at..at + len] == name.as_bytes()
-                && !image.get(at + len).is_some_and(part_of_name)
-                && !at.checked_sub(1).is_some_and(|before| part_of_name(&image[before]))
-        })
+        let words = bytes.split(|byte| !part_of_name(byte)).filter(|word| word.len() > 2);
+        let mut kernels: Vec<_> = words.filter_map(|word| kernels::find(std::str::from_utf8(word).ok()?)).collect();
+        kernels.dedup_by_key(|kernel| kernel.name);
+        (!bytes.is_empty()).then(|| Self { kernels, target: target(bytes), device })
     }
+
+    /// The kernel of this name.
+    pub fn function(&self, name: &str) -> Option<&'static Kernel> {
+        self.kernels.iter().copied().find(|kernel| kernel.name == name)
+    }
+}
+
+fn target(image: &[u8]) -> Option<i32> {
+    let text = std::str::from_utf8(image).ok()?;
+    let name = text.split(".target sm_").nth(1)?;
+    name.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// Where the last of a 64-bit ELF file's headers, segments and sections ends.
