@@ -14,6 +14,15 @@ async fn started(variables: &[(&str, &str)], flags: &[&str]) -> Shard {
     Shard::start_as(serve(variables), &free_address(), flags).await
 }
 
+/// Waits until a shard has logged this: it is ready a moment before it says what it runs on.
+async fn says(shard: &Shard, text: &str) {
+    let begun = std::time::Instant::now();
+    while !shard.log().contains(text) {
+        assert!(begun.elapsed().as_secs() < 10, "'{text}' is not in\n{}", shard.log());
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 /// What a shard says that does not start.
 fn refused(variables: &[(&str, &str)], flags: &[&str]) -> String {
     let (listen, http) = (free_address(), free_address());
@@ -26,7 +35,7 @@ fn refused(variables: &[(&str, &str)], flags: &[&str]) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_and_the_metrics_say_which() {
     let shard = started(&[], &["--device-memory", "1GiB"]).await;
-    assert!(shard.log().contains("hot rows are on GPU 0 (Emulated GPU, sm_80, CUDA 12."), "{}", shard.log());
+    says(&shard, "hot rows are on GPU 0 (Emulated GPU, sm_80, CUDA 12.").await;
     let client = hotrow::client::Client::connect(&shard.address).await.unwrap();
     let table = hotrow::TableSpec::hashed("t", 4).cache(hotrow::CacheBudget::Rows(1000));
     client.create_table(&table).await.unwrap();
@@ -57,12 +66,12 @@ async fn without_a_driver_it_starts_and_says_so() {
     let mut command = std::process::Command::new(crate::cluster::HOTROW);
     command.env_clear();
     let shard = Shard::start_as(command, &free_address(), &[]).await;
-    assert!(shard.log().contains("hot rows are in host memory: there is no NVIDIA driver here"), "{}", shard.log());
+    says(&shard, "hot rows are in host memory: there is no NVIDIA driver here").await;
     let (_, metrics) = shard.get("/metrics").unwrap();
     assert!(metrics.contains(r#"hotrow_pool_info{pool="host",device="",name=""} 1"#), "{metrics}");
     assert!(!metrics.contains("hotrow_device_"), "{metrics}");
     let shard = started(&[("HOTROW_POOL", "host")], &[]).await;
-    assert!(shard.log().lines().any(|line| line.ends_with("hot rows are in host memory")), "{}", shard.log());
+    says(&shard, "hot rows are in host memory\n").await;
 }
 
 /// Variables, flags, and what is wrong with them.
@@ -95,8 +104,8 @@ async fn what_cannot_be_used_is_named_and_auto_does_without() {
         assert!(said.contains("the cache cannot be on a GPU") && said.contains(reason), "{said}");
         let auto = [variables, &[("HOTROW_POOL", "auto")]].concat();
         let mut shard = started(&auto, flags).await;
-        assert!(shard.log().contains("hot rows are in host memory: "), "{}", shard.log());
-        assert!(shard.log().contains(reason), "{}", shard.log());
+        says(&shard, "hot rows are in host memory: ").await;
+        says(&shard, reason).await;
         shard.check();
     }
     assert!(refused(&[], &["--pool", "gpu"]).contains("cache.pool (--pool) is 'gpu': use auto, host or cuda"));
@@ -106,7 +115,7 @@ async fn what_cannot_be_used_is_named_and_auto_does_without() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_takes_the_gpu_that_it_names() {
     let shard = started(&[("EMULATED_CUDA_DEVICES", "2")], &["--device", "1"]).await;
-    assert!(shard.log().contains("hot rows are on GPU 1 "), "{}", shard.log());
+    says(&shard, "hot rows are on GPU 1 ").await;
 }
 
 /// Each kernel is looked at before the GPU is used.
@@ -124,7 +133,7 @@ fn a_gpu_that_computes_other_bits_is_not_used() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_is_newer_than_nvrtc() {
     let shard = started(&[("EMULATED_CUDA_CAPABILITY", "11.0")], &[]).await;
-    assert!(shard.log().contains("hot rows are on GPU 0 (Emulated GPU, sm_110"), "{}", shard.log());
+    says(&shard, "hot rows are on GPU 0 (Emulated GPU, sm_110").await;
 }
 
 /// Kernels that were kept and that the driver does not take are compiled again.
@@ -139,6 +148,6 @@ async fn kept_kernels_of_another_driver() {
     let sum = xxhash_rust::xxh3::xxh3_64(wrong).to_le_bytes();
     std::fs::write(&kept, [&sum[..], wrong].concat()).unwrap();
     let shard = started(&kernels, &[]).await;
-    assert!(shard.log().contains("hot rows are on GPU 0"), "{}", shard.log());
+    says(&shard, "hot rows are on GPU 0").await;
     assert!(std::fs::read(&kept).unwrap() == whole, "what was compiled is kept");
 }
