@@ -328,12 +328,24 @@ impl Engine {
     fn apply_to_all(&self, parts: &[Part<'_>], held: &mut [Guard<'_>]) {
         let seed = self.config.seed;
         let rows = parts.iter().map(|part| part.keys.len()).sum();
-        // Rows that are laid out alike and stepped alike are one piece of work for a GPU, whatever their table.
+        if parts.iter().any(|part| part.table.cuda().is_some()) {
+            return self.apply_with_gpu(parts, held, rows);
+        }
+        // The guards stay on this thread; the compute threads borrow what they guard.
+        let partitions = held.iter_mut().map(|guard| &mut **guard).enumerate().collect();
+        self.compute.each(rows, partitions, |(place, partition): (usize, &mut Partition)| {
+            parts.iter().for_each(|part| part.apply(place, partition, seed, &mut Collected::default()));
+        });
+    }
+
+    /// The same, where a GPU has hot rows: it is given the work of all partitions at once.
+    fn apply_with_gpu(&self, parts: &[Part<'_>], held: &mut [Guard<'_>], rows: usize) {
+        let seed = self.config.seed;
+        // Rows that are laid out alike and stepped alike are one piece of work, whatever their table.
         let mut groups = gpu_change::Groups::default();
         let group_of: Vec<usize> = parts.iter().map(|part| groups.of(part.table, part.rule())).collect();
-        // The guards stay on this thread; the compute threads borrow what they guard.
         let mut partitions: Vec<&mut Partition> = held.iter_mut().map(|guard| &mut **guard).collect();
-        let some = if groups.is_empty() { 1 } else { partitions.len().div_ceil(GPU_JOBS) };
+        let some = partitions.len().div_ceil(GPU_JOBS);
         let jobs: Vec<_> = (0..).step_by(some).zip(partitions.chunks_mut(some)).collect();
         let mut collected: Vec<Vec<Collected<'_>>> = jobs.iter().map(|_| groups.collectors()).collect();
         let jobs = jobs.into_iter().zip(&mut collected).collect();

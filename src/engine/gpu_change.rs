@@ -138,7 +138,7 @@ enum Then {
 }
 
 impl<'t> Groups<'t> {
-    /// The group of a table; of one that is not on a GPU, any.
+    /// The group of a table; of one that has no slots on a GPU, and so nothing to collect, any.
     pub fn of(&mut self, table: &'t Table, rule: Option<Rule>) -> usize {
         let Some(slots) = table.cuda() else { return 0 };
         self.device = Some(slots.device());
@@ -149,14 +149,9 @@ impl<'t> Groups<'t> {
         })
     }
 
-    /// Whether no table is on a GPU.
-    pub fn is_empty(&self) -> bool {
-        self.groups.is_empty()
-    }
-
-    /// One that collects for each group; for tables that are not on a GPU there is one too, which stays empty.
+    /// One that collects for each group.
     pub fn collectors<'a>(&self) -> Vec<Collected<'a>> {
-        (0..self.groups.len().max(1)).map(|_| Collected::default()).collect()
+        (0..self.groups.len()).map(|_| Collected::default()).collect()
     }
 
     /// Does what was collected, by job and group.

@@ -270,6 +270,10 @@ dispatch! {
 fn read_as(format: WeightFormat, held: &Held<'_>, other: Other, keys: &[u64], scratch: &mut [f32], out: &mut [u8]) {
     match held.stored(other.partition, other.row) {
         Some(stored) if format == held.table.layout().weights => out.copy_from_slice(&stored[..out.len()]),
+        // Answers in f32 are aligned: it was checked.
+        _ if format == WeightFormat::F32 => {
+            held.read(keys[other.key as usize], other.partition, other.row, bytemuck::cast_slice_mut(out));
+        }
         _ => {
             held.read(keys[other.key as usize], other.partition, other.row, scratch);
             encode_nearest(format, scratch, out);
