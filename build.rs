@@ -19,6 +19,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // For server reflection.
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("hotrow.v1.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    let mut config = tonic_prost_build::configure().bytes(".");
+    // What is also handed out as JSON.
+    for message in ["Footprint", "StatsResponse", "TableStats"] {
+        config = config.type_attribute(format!(".hotrow.v1.{message}"), "#[derive(serde::Serialize)]");
+    }
+    config.compile_fds(descriptors)?;
     Ok(())
 }

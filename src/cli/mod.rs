@@ -12,9 +12,12 @@ mod serve;
 mod stats;
 mod table;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+pub use self::serve::{server_config, start_logging};
 
 /// An embedding parameter server: tables in host memory at low precision, hot rows at full precision in a cache.
 #[derive(Parser)]
@@ -64,9 +67,18 @@ enum Output {
     Json,
 }
 
-/// Runs the command that the arguments ask for.
+/// Runs the command that the process was given.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    match run(std::env::args_os()) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Runs the command that the arguments ask for, the program's name first. Says on standard error what went wrong, if
+/// anything did; arguments that make no sense end the process.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> bool {
+    let result = match Cli::parse_from(args).command {
         Command::Serve(args) => serve::run(*args),
         Command::Table(command) => block_on(table::run(command)),
         Command::Pull(args) => block_on(pull::run(args)),
@@ -82,13 +94,7 @@ pub fn main() -> ExitCode {
             Ok(())
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("hotrow: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.inspect_err(|error| eprintln!("hotrow: {error:#}")).is_ok()
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

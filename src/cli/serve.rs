@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, anyhow};
+use clap::FromArgMatches as _;
 use clap::builder::BoolishValueParser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -232,6 +233,21 @@ pub fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     config.check().map_err(|e| anyhow!(e))?;
+    start_logging(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("hotrow").build()?;
+    runtime.block_on(serve(&config))
+}
+
+/// The configuration that flags of `hotrow serve` ask for; for servers inside other programs.
+pub fn server_config(flags: impl IntoIterator<Item = String>) -> Result<Config> {
+    let command = <Args as clap::Args>::augment_args(clap::Command::new("hotrow serve").no_binary_name(true));
+    let config = Args::from_arg_matches(&command.try_get_matches_from(flags)?)?.into_config()?;
+    config.check().map_err(|e| anyhow!(e))?;
+    Ok(config)
+}
+
+/// Begins to log to standard error, for the life of the process.
+pub fn start_logging(config: &Config) -> Result<()> {
     let filter = EnvFilter::try_new(&config.log.level).context("--log")?;
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let log = tracing_subscriber::fmt()
@@ -240,11 +256,10 @@ pub fn run(args: Args) -> Result<()> {
         .with_target(false)
         .with_writer(std::io::stderr);
     match config.log.format.as_str() {
-        "json" => log.json().init(),
-        _ => log.init(),
+        "json" => log.json().try_init(),
+        _ => log.try_init(),
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("hotrow").build()?;
-    runtime.block_on(serve(&config))
+    .map_err(|e| anyhow!("something else logs already: {e}"))
 }
 
 async fn serve(config: &Config) -> Result<()> {
@@ -334,7 +349,6 @@ mod tests {
 
     #[test]
     fn flags_override_the_file_either_way() {
-        use clap::FromArgMatches as _;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hotrow.toml");
         std::fs::write(&path, "[server]\nallow_plaintext = true\nmax_in_flight = 3\n[engine]\nseed = 7").unwrap();

@@ -1,12 +1,10 @@
 //! `hotrow stats`.
 
-use std::collections::BTreeMap;
-
 use anyhow::Result;
 
 use super::Output;
 use super::connect::Connect;
-use crate::proto::TableStats;
+use crate::client::total_stats;
 use crate::table::show_bytes;
 
 /// Show hit rates, sizes and memory, over all shards.
@@ -23,40 +21,16 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let client = args.connect.client().await?;
     let shards = client.stats().await?;
-    let mut tables: BTreeMap<String, TableStats> = BTreeMap::new();
-    for stats in shards.iter().flat_map(|shard| &shard.tables) {
-        let sum = tables.entry(stats.table.clone()).or_default();
-        sum.table.clone_from(&stats.table);
-        sum.rows += stats.rows;
-        sum.stored_rows += stats.stored_rows;
-        sum.cached_rows += stats.cached_rows;
-        sum.cache_slots += stats.cache_slots;
-        sum.row_bytes += stats.row_bytes;
-        sum.cache_bytes += stats.cache_bytes;
-        sum.directory_bytes += stats.directory_bytes;
-        sum.pull_hits += stats.pull_hits;
-        sum.pull_misses += stats.pull_misses;
-        sum.push_hits += stats.push_hits;
-        sum.push_misses += stats.push_misses;
-        sum.updated_rows += stats.updated_rows;
-        sum.write_backs += stats.write_backs;
-        sum.conflicts += stats.conflicts;
-    }
+    let tables = total_stats(&shards);
     let ratio = |part: u64, rest: u64| (part + rest > 0).then(|| part as f64 / (part + rest) as f64);
     if args.output == Output::Json {
-        let tables: Vec<_> = tables
-            .values()
-            .map(|t| {
-                serde_json::json!({
-                    "table": t.table, "rows": t.rows, "stored_rows": t.stored_rows, "cached_rows": t.cached_rows,
-                    "cache_slots": t.cache_slots, "row_bytes": t.row_bytes, "cache_bytes": t.cache_bytes,
-                    "directory_bytes": t.directory_bytes, "pull_hits": t.pull_hits, "pull_misses": t.pull_misses,
-                    "push_hits": t.push_hits, "push_misses": t.push_misses, "updated_rows": t.updated_rows,
-                    "write_backs": t.write_backs, "conflicts": t.conflicts,
-                    "pull_hit_rate": ratio(t.pull_hits, t.pull_misses), "push_hit_rate": ratio(t.push_hits, t.push_misses),
-                })
-            })
-            .collect();
+        let mut listed = Vec::new();
+        for t in tables.values() {
+            let mut table = serde_json::to_value(t)?;
+            table["pull_hit_rate"] = ratio(t.pull_hits, t.pull_misses).into();
+            table["push_hit_rate"] = ratio(t.push_hits, t.push_misses).into();
+            listed.push(table);
+        }
         let shards: Vec<_> = shards
             .iter()
             .map(|s| {
@@ -66,7 +40,7 @@ pub async fn run(args: Args) -> Result<()> {
                 })
             })
             .collect();
-        println!("{}", serde_json::json!({ "tables": tables, "shards": shards }));
+        println!("{}", serde_json::json!({ "tables": listed, "shards": shards }));
         return Ok(());
     }
     let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));

@@ -29,6 +29,7 @@ mod push;
 mod pusher;
 mod rows;
 mod split;
+mod stats;
 mod tables;
 
 use std::ops::Range;
@@ -57,6 +58,8 @@ pub use self::credentials::Credentials;
 pub use self::error::{Error, Result};
 pub use self::push::PendingPush;
 pub use self::rows::KeyCursor;
+pub use self::split::distinct;
+pub use self::stats::total_stats;
 
 /// How a client works.
 #[derive(Clone, Debug)]
@@ -145,6 +148,11 @@ impl Client {
         let cluster = find_cluster(&seeds, &self.options, Some(&known)).await?;
         self.cluster.store(Arc::new(cluster));
         Ok(())
+    }
+
+    /// Numbers in a row of a table; asked for once.
+    pub async fn dim(&self, table: &str) -> Result<usize> {
+        Ok(self.table(table).await?.dim)
     }
 
     /// What is known of a table; asked for once.
@@ -271,16 +279,6 @@ impl Client {
     /// forgotten by the shards after a while.
     pub async fn close(self) {
         self.pushes.close().await;
-    }
-
-    /// Counts and sizes, shard by shard.
-    pub async fn stats(&self) -> Result<Vec<proto::StatsResponse>> {
-        let credentials = &self.options.credentials;
-        let request = proto::StatsRequest::default;
-        self.call_all(async |channel| {
-            AdminClient::new(channel).stats(credentials.request(request())).await.map(tonic::Response::into_inner)
-        })
-        .await
     }
 }
 

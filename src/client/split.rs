@@ -10,6 +10,14 @@ thread_local! {
     static DISTINCT: RefCell<Distinct> = RefCell::default();
 }
 
+/// The distinct keys in order of first appearance, and which of them each key is.
+pub fn distinct(keys: &[u64]) -> (Vec<u64>, Vec<u32>) {
+    DISTINCT.with_borrow_mut(|distinct| {
+        distinct.find(keys.iter().copied());
+        (distinct.keys.clone(), distinct.which.clone())
+    })
+}
+
 /// How the keys of one table are spread over shards.
 pub struct Split {
     /// What goes to each shard.

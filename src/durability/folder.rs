@@ -43,10 +43,10 @@ impl Identity {
     }
 }
 
-/// A data folder that is locked while this lives.
+/// A data folder that is locked while this lives, or until it is unlocked.
 pub struct DataFolder {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// Where a shard's log goes on from.
@@ -100,13 +100,19 @@ impl DataFolder {
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
         let lock = lock.with_context(|| format!("cannot open {}", lock_path.display()))?;
         match lock.try_lock() {
-            Ok(()) => Ok(DataFolder { path: path.into(), _lock: lock }),
+            Ok(()) => Ok(DataFolder { path: path.into(), lock }),
             Err(TryLockError::WouldBlock) => bail!(
                 "{} is in use by another process: end that one first, or give this one a --data-dir of its own",
                 path.display()
             ),
             Err(TryLockError::Error(error)) => bail!("cannot lock {}: {error}", lock_path.display()),
         }
+    }
+
+    /// Lets others have the folder, while requests that came late may still hold this.
+    pub fn unlock(&self) {
+        // It fails only where locks do not work, and then it was never locked.
+        let _ = self.lock.unlock();
     }
 
     /// Locks a folder that a shard has worked in.

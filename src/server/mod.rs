@@ -69,7 +69,7 @@ const EXPIRY_EVERY: Duration = Duration::from_secs(60);
 pub struct Server {
     shard: Arc<Shard>,
     address: SocketAddr,
-    http: Option<SocketAddr>,
+    http: Option<(SocketAddr, JoinHandle<()>)>,
     serving: JoinHandle<Result<()>>,
     drain_time: Duration,
     unix: PathBuf,
@@ -183,7 +183,7 @@ impl Server {
 
     /// Where HTTP is.
     pub fn http(&self) -> Option<SocketAddr> {
-        self.http
+        self.http.as_ref().map(|(address, _)| *address)
     }
 
     /// Which shard this is, and of how many.
@@ -235,6 +235,13 @@ impl Server {
             // If the checkpoint has everything the next start has nothing to replay, whatever version it is of.
             log.forget(*lsn)?;
         }
+        // The process may go on, and start another server: its port and folder are free.
+        if let Some((_, http)) = &self.http {
+            http.abort();
+        }
+        if let Some(folder) = self.shard.data_folder.get() {
+            folder.unlock();
+        }
         // The process may end before the listener's own task runs again. No path is no file.
         let _ = std::fs::remove_file(&self.unix);
         ended.map(drop)
@@ -259,16 +266,16 @@ fn peer_credentials(config: &Config) -> Result<Credentials> {
     Ok(credentials)
 }
 
-async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<SocketAddr> {
+async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<(SocketAddr, JoinHandle<()>)> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} (--http)"))?;
     let address = listener.local_addr()?;
     let routes = http::routes(Arc::clone(shard));
-    tokio::spawn(async move {
+    let serving = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, routes).await {
             tracing::error!("the HTTP port has failed: {error}");
         }
     });
-    Ok(address)
+    Ok((address, serving))
 }
 
 async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, listeners: Listeners) -> Result<()> {
