@@ -8,7 +8,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers 
 	$(CARGO) test --profile asan --target x86_64-unknown-linux-gnu --target-dir target/asan
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long cuda interop lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec clean
+.PHONY: help test test-long test-torch cuda interop python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -18,6 +18,7 @@ test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI r
 	$(CARGO) test --locked --workspace
 	@$(MAKE) --no-print-directory cuda
 	@$(MAKE) --no-print-directory interop
+	@$(MAKE) --no-print-directory python
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
 
@@ -40,6 +41,18 @@ cuda: ## the GPU kernels for every architecture, and the engine and four shards 
 interop: ## clients that we did not write: Python's gRPC with generated stubs, a real Prometheus
 	@echo "== Python's gRPC and Prometheus against a real server"
 	@tests/interop/run
+
+python: ## the Python package, with NumPy and nothing else
+	@echo "== the Python package"
+	@python/tests/run
+
+test-torch: ## the PyTorch modules, in an environment of their own (5 GB the first time)
+	@echo "== PyTorch modules against PyTorch's own"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 $$(python/environment torch) -m pytest -q -p no:cacheprovider python/tests
+
+accuracy: ## accuracy against bytes, as in the paper: docs/accuracy (hours; goes on where it stopped; ARGS=--help)
+	@echo "== the accuracy study"
+	$$(python/environment torch) -m accuracy $(ARGS)
 
 lint: ## formatting, clippy and documentation, warnings are errors
 	@echo "== formatting"
@@ -81,7 +94,11 @@ bench-codec: ## encode and decode for every precision
 	@echo "== encode and decode"
 	$(CARGO) bench --locked --bench codec
 
-bench: bench-engine bench-service bench-durability bench-codec bench-matrix ## all benchmarks
+bench-python: ## pulls from Python beside the Rust client's
+	@echo "== the Python client against the Rust client, one run"
+	$$(python/environment release) python/benches/pull.py
+
+bench: bench-engine bench-service bench-durability bench-python bench-codec bench-matrix ## all benchmarks
 
 clean: ## remove what was built
 	$(CARGO) clean

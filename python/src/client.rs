@@ -10,7 +10,7 @@ use numpy::{PyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use tokio::sync::oneshot;
 
-use crate::arrays::{Keys, Numbers, Rows};
+use crate::arrays::{Array, Keys, Numbers, Rows};
 use crate::errors;
 use crate::pending::{PendingPull, PendingPush};
 use crate::runtime::{call, runtime, wait};
@@ -22,7 +22,7 @@ type PushArg<'py> = (String, Keys<'py>, Numbers<'py>, Option<f32>, Option<u64>);
 /// A table's part of a pooled pull: name, keys, offsets, weights.
 type PooledArg<'py> = (String, Keys<'py>, Keys<'py>, Option<Numbers<'py>>);
 /// A row: weights, state, whether it is cached, dirty, stored.
-type RowAnswer<'py> = (Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>, bool, bool, bool);
+type RowAnswer<'py> = (Array<'py, f32>, Array<'py, f32>, bool, bool, bool);
 
 /// A connection to a cluster.
 #[pyclass(frozen)]
@@ -149,7 +149,7 @@ impl Client {
         py: Python<'py>,
         tables: Vec<(String, Keys<'py>)>,
         out: Option<PyReadwriteArray1<'py, f32>>,
-    ) -> PyResult<(Option<Bound<'py, PyArray1<f32>>>, Vec<usize>)> {
+    ) -> PyResult<(Option<Array<'py, f32>>, Vec<usize>)> {
         let client = self.open(py)?;
         let pulls = pulls(&tables)?;
         match out {
@@ -262,7 +262,7 @@ impl Client {
     }
 
     /// The keys of all rows that were ever trained or set.
-    fn keys<'py>(&self, py: Python<'py>, table: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+    fn keys<'py>(&self, py: Python<'py>, table: &str) -> PyResult<Array<'py, u64>> {
         let client = self.open(py)?;
         let keys = call(py, || async {
             let mut keys = Vec::new();

@@ -1,12 +1,13 @@
 //! What was begun and is waited for later.
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use numpy::PyArray1;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
-use tokio::sync::oneshot::{Receiver, error::TryRecvError};
+use tokio::sync::Mutex;
+use tokio::sync::oneshot::Receiver;
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::task::AbortHandle;
 
 use crate::arrays::Rows;
@@ -50,7 +51,7 @@ impl<T: Send> Pending<T> {
             Some(Err(_)) => return Err(errors::plain(py, "a timeout is a number of seconds, not below zero")),
         };
         let taken = wait(py, || async move {
-            let mut pending = pending.lock().expect("nothing panics with it");
+            let mut pending = pending.lock().await;
             if let Some(outcome) = pending.arrived.take() {
                 return Some(Ok(outcome));
             }
