@@ -27,7 +27,7 @@ test-long: ## the same properties with twenty times the cases, and the sanitizer
 	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release --workspace
 	@tests/cuda/check
 	@echo "== hot rows on the emulated GPU, twice the cases"
-	HOTROW_TEST_SCALE=2 HOTROW_TEST_POOL=cuda $(CARGO) test --locked --release --test engine --test durability --test service
+	HOTROW_TEST_SCALE=2 HOTROW_TEST_POOL=cuda $(CARGO) test --locked --release --workspace --test engine --test durability --test service
 	@$(MAKE) --no-print-directory sanitize-long
 
 cuda: ## the GPU kernels for every architecture, and the engine and four shards on an emulated GPU
@@ -35,8 +35,8 @@ cuda: ## the GPU kernels for every architecture, and the engine and four shards 
 	@tests/cuda/compile src/cache/cuda/kernels.cu
 	@echo "== the engine, and four shards, on an emulated GPU"
 	@# Hundreds of engines side by side take long there; four shards show the same.
-	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --test engine -- --skip any_split_holds_the_same_bits
-	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --test service -- shards_agree
+	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --workspace --test engine -- --skip any_split_holds_the_same_bits
+	HOTROW_TEST_POOL=cuda $(CARGO) test --locked --workspace --test service -- shards_agree
 
 interop: ## clients that we did not write: Python's gRPC with generated stubs, a real Prometheus
 	@echo "== Python's gRPC and Prometheus against a real server"
