@@ -45,6 +45,11 @@ class _Collection(TableModule):
         }
         self._features = set(uses)
 
+    @property
+    def feature_names(self) -> list[str]:
+        """The features that forward wants, table by table."""
+        return list(dict.fromkeys(feature for table in self._configs for feature in table.feature_names))
+
     def prefetch(self, features: Features) -> None:
         """Begins to fetch the rows of a later forward, which takes them if it gets the same keys."""
         self._prefetch(self._values(self._bags(features)))
