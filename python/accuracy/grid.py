@@ -28,6 +28,7 @@ class Line:
     quantizer: str | None = None  # None: the server's default
     freeze: bool = False  # the large tables are not trained
     of_seen: bool = False  # the cache is a percentage of the rows that occur in the data, and not of all
+    state_precision: str = "f32"  # of the optimizer's state
 
     @property
     def name(self) -> str:
@@ -43,12 +44,15 @@ class Line:
         words.append(
             "no cache" if not self.cache else f"{self.cache:g} %{' of seen' if self.of_seen else ''} {self.policy}"
         )
+        if self.state_precision != "f32":
+            words.append(f"{self.state_precision} state")
         return ", ".join(words)
 
     @property
     def key(self) -> str:
         """A name that never changes, for the results file."""
-        extra = [word for word, there in (("frozen", self.freeze), ("of-seen", self.of_seen)) if there]
+        bf16 = self.state_precision == "bf16"
+        extra = [word for word, there in (("frozen", self.freeze), ("of-seen", self.of_seen), ("bf16-state", bf16)) if there]
         return "/".join(
             [self.precision, f"{self.cache:g}%", self.rounding, self.policy, self.quantizer or "default", *extra]
         )
@@ -79,10 +83,20 @@ FLIGHTS_CLAIMS = [
     Line("int4", 5, rounding="nearest", policy="lfu"),
     Line("int4", 5, policy="lfu", quantizer="symmetric"),
     Line("int2", 5, policy="lfu"),
+    Line("int4", 1, policy="lfu", quantizer="symmetric"),
+    Line("int4", 1, policy="lfu", state_precision="bf16"),
+    Line("int4", 5, policy="lfu", state_precision="bf16"),
+    Line("int4", 0, quantizer="symmetric"),
+    Line("int8", 5, policy="lru", quantizer="affine"),
 ]
 
-# Separate tables: fewer lines, the first of the above.
-TABLES_CLAIMS = FLIGHTS_CLAIMS[:6]
+# Separate tables: fewer lines.
+TABLES_CLAIMS = [
+    *FLIGHTS_CLAIMS[:6],
+    Line("int4", 1, policy="lfu"),
+    Line("int4", 1, policy="lfu", quantizer="symmetric"),
+    Line("int4", 1, policy="lfu", state_precision="bf16"),
+]
 
 SYNTHETIC_CLAIMS = [
     F32,

@@ -73,6 +73,7 @@ def order(line: Line) -> tuple[Any, ...]:
         line.freeze,
         precisions.index(line.precision),
         line.quantizer or "",
+        line.state_precision != "f32",
         line.of_seen,
         line.rounding != "stochastic",
         line.cache,

@@ -45,6 +45,7 @@ def train_and_test(data: Data, run: Run) -> dict[str, Any]:
         rounding=line.rounding,
         policy=line.policy,
         quantizer=line.quantizer,
+        state_precision=line.state_precision,
         freeze_large=line.freeze,
     )
     caches = {}
