@@ -104,7 +104,7 @@ def table(
             f"{mean(column(found, 'auc').values()):.4f}",
             "" if line == F32 or difference is None else plus_minus(difference),
             "" if line == F32 or loss is None else plus_minus(loss),
-            verdict(line, difference, carry, shows),
+            verdict(line, difference, carry, shows) + diverged(found),
             "" if is_f32 or not line.cache else percent(column(found, "hit_rate").values()),
             "" if is_f32 else decimal(column(found, "write_backs_per_update").values()),
             f"{one['bytes'] / 1e6:.2f}" if one["bytes"] < 1e8 else f"{one['bytes'] / 1e6:.0f}",
@@ -132,6 +132,12 @@ def verdict(line: Line, difference: Interval | None, carry: Interval | None, sho
     if max(difference.half, difference.half - difference.mean) * NARROW >= carry.mean - (carry.half or 0.0):
         return "interval too wide to tell"
     return "no loss" if shows else "not told from f32, nor is the control"
+
+
+def diverged(found: dict[int, dict[str, Any]]) -> str:
+    """How many seeds came to no model at all: they count with an AUC of 0.5 and without a log loss."""
+    count = sum(bool(result.get("diverged")) for result in found.values())
+    return f"; {count} of {len(found)} diverged" if count else ""
 
 
 def memory_section(found: list[tuple[memory.Case, dict[str, float]]]) -> str:

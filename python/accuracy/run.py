@@ -57,7 +57,12 @@ def train_and_test(data: Data, run: Run) -> dict[str, Any]:
         hotrow.serve(seed=run.seed, partitions=settings.partitions, threads=1) as server,
         hotrow.connect(server.address) as client,
     ):
-        return dlrm.run(client, clicks, options, caches)
+        try:
+            return dlrm.run(client, clicks, options, caches)
+        except FloatingPointError:
+            # That is a result, too: such a model ranks like a coin.
+            figures = dlrm.measure(client, clicks, options)
+            return {**figures, "auc": 0.5, "log_loss": None, "seconds": None, "diverged": True}
 
 
 def run_all(data: Data, runs: list[Run], results: Results, jobs: int) -> None:
@@ -79,10 +84,7 @@ def run_all(data: Data, runs: list[Run], results: Results, jobs: int) -> None:
             run, figures = under_way[future], future.result()
             results.add(run, fingerprint, figures)
             left = (time.monotonic() - start) / done * (len(missing) - done) / 60
-            print(
-                f"[{done}/{len(missing)}] {data.name}, seed {run.seed}: {run.line.name}: AUC {figures['auc']:.5f}, "
-                f"{figures['seconds']:.0f} s; {left:.0f} min left",
-                flush=True,
-            )
+            outcome = "diverged" if figures.get("diverged") else f"AUC {figures['auc']:.5f}, {figures['seconds']:.0f} s"
+            print(f"[{done}/{len(missing)}] {data.name}, seed {run.seed}: {run.line.name}: {outcome}; {left:.0f} min left", flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -194,6 +194,8 @@ def train(model: DLRM, clicks: criteo.Clicks, order: np.ndarray, options: Option
             ahead = hotrow.torch.lookahead(batches, model.trained, features=lambda b: {name: b[2][name] for name in names})
         for labels, integers, features in ahead:
             loss = loss_of(model(integers, features), labels)
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss.item()} after {progress.done} batches: lower the learning rates")
             optimizer.zero_grad()
             loss.backward()  # pushes the gradients of the tables, too
             optimizer.step()
