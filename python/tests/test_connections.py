@@ -100,16 +100,18 @@ def test_threads_share_a_client(plain):
 
 
 def test_pushes_under_way_are_finished_when_a_process_ends(server):
+    # Large enough for many to be under way at the end.
     program = f"""
 import hotrow, numpy as np
 client = hotrow.connect({server.address!r})
-client.create_table("t", 4, 10, precision="f32", optimizer="sgd", learning_rate=1.0, initializer="zeros")
-for _ in range(200):
-    client.push_later("t", [1], np.ones((1, 4)))
+client.create_table("t", 64, 5000, precision="f32", optimizer="sgd", learning_rate=1.0, initializer="zeros")
+keys, ones = np.arange(5000), np.ones((5000, 64), dtype=np.float32)
+for _ in range(40):
+    client.push_later("t", keys, ones)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with hotrow.connect(server.address) as client:
-        assert client.pull("t", 1).tolist() == [-200] * 4
+        assert (client.pull("t", range(5000)) == -40).all()
         assert client.stats().shards[0].open_clients == 0, "it said good-bye"
 
 

@@ -275,9 +275,9 @@ impl Client {
         .map(drop)
     }
 
-    /// Finishes what is under way and tells the shards that this client is gone. A client that is just dropped is
-    /// forgotten by the shards after a while.
-    pub async fn close(self) {
+    /// Finishes the pushes under way and tells the shards that this client is gone; it cannot push any more. A client that
+    /// is just dropped is forgotten by the shards after a while.
+    pub async fn close(&self) {
         self.pushes.close().await;
     }
 }

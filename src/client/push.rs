@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -27,6 +28,8 @@ pub struct Pushes {
     unfinished: Arc<Unfinished>,
     /// One for each shard, by address.
     pushers: DashMap<String, Started>,
+    /// Whether shards were told to forget the client: a push that is tried again could then be applied twice.
+    closed: AtomicBool,
 }
 
 /// Pushes that are begun and not yet applied.
@@ -46,18 +49,21 @@ impl Pushes {
             room: Arc::new(Semaphore::new(IN_FLIGHT)),
             unfinished: Arc::default(),
             pushers: DashMap::new(),
+            closed: AtomicBool::new(false),
         })
     }
 
     /// Finishes what is under way, and tells the shards that this client is gone.
-    pub(super) async fn close(self) {
-        let pushers: Vec<_> = self.pushers.into_iter().map(|(_, pusher)| pusher).collect();
-        let ends = pushers.into_iter().map(|Started { jobs, task }| {
-            drop(jobs);
-            task
-        });
-        // A pusher that has failed has nothing left to finish.
-        for end in ends.collect::<Vec<_>>() {
+    pub(super) async fn close(&self) {
+        // Nobody is in the middle of handing a push to its shards.
+        let handing_out = self.last.lock().await;
+        self.closed.store(true, Ordering::Relaxed);
+        drop(handing_out);
+        let addresses: Vec<String> = self.pushers.iter().map(|pusher| pusher.key().clone()).collect();
+        // All of them end side by side: a pusher ends when there is nobody left to send it jobs.
+        let ends: Vec<_> = addresses.iter().filter_map(|address| Some(self.pushers.remove(address)?.1.task)).collect();
+        for end in ends {
+            // A pusher that has failed has nothing left to finish.
             let _ = end.await;
         }
     }
@@ -191,6 +197,9 @@ impl Client {
         let tables = self.split_pushes(cluster, infos, pushes);
         let room = Arc::clone(&self.pushes.room).acquire_owned().await.expect("the semaphore is never closed");
         let mut last = self.pushes.last.lock().await;
+        if self.pushes.closed.load(Ordering::Relaxed) {
+            return Err(Error::Setup("the client is closed".into()));
+        }
         let sequence = sequence.unwrap_or_else(|| {
             *last += 1;
             *last

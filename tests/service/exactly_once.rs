@@ -105,6 +105,11 @@ async fn pushes_through_a_broken_network_are_applied_once_and_in_order() {
     engine.pull(&[Pull { table: "order", keys: &shared }], &mut expected).unwrap();
     assert_eq!(rows, expected, "pushes were applied in another order than they were made");
     client.close().await;
+    // The shards have forgotten what it has pushed: it cannot try anything again.
+    let late = client
+        .push_again(sent, &[Push { table: "count", keys: &[1], gradients: &[1.0; DIM], ..Push::default() }])
+        .await;
+    assert!(late.unwrap_err().to_string().contains("closed"));
     for shard in &cluster.shards {
         let stats = shard.admin().stats(hotrow::proto::StatsRequest::default()).await.unwrap().into_inner();
         assert_eq!(stats.open_clients, 0, "a client that was closed is forgotten");
