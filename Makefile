@@ -52,7 +52,7 @@ test-torch: ## the PyTorch modules, in an environment of their own (5 GB the fir
 
 accuracy: ## accuracy against bytes, as in the paper: docs/accuracy (hours; goes on where it stopped; ARGS=--help)
 	@echo "== the accuracy study"
-	$$(python/environment torch) -m accuracy $(ARGS)
+	python=$$(python/environment torch) && cd python && $$python -m accuracy $(ARGS)
 
 lint: ## formatting, clippy and documentation, warnings are errors
 	@echo "== formatting"
