@@ -109,8 +109,9 @@ const CLOCK_STEP_BACK: u32 = 1 << 30;
 const COUNT_IN_USE: u16 = 2;
 const COUNT_MAX: u16 = (1 << 14) - 1;
 const SKETCH_MAX: u8 = 15;
-/// Uses per slot after which frequencies are halved.
-const DECAY_AFTER: u64 = 16;
+/// Uses per slot after which frequencies are halved. Beyond this a row that is in for its past counts more than the sketch can
+/// count for one that wants in, and the cache follows a change of the traffic too slowly.
+const DECAY_AFTER: u64 = 32;
 
 impl Directory {
     /// An empty directory for at most `rows` rows.

@@ -17,4 +17,4 @@ pub use philox::Noise;
 pub use rule::{Rule, Step};
 
 /// The version of the contract in `docs/NUMERICS.md`. A log or checkpoint of another version cannot be replayed.
-pub const NUMERICS_VERSION: u32 = 1;
+pub const NUMERICS_VERSION: u32 = 2;

@@ -193,7 +193,7 @@ impl Cache {
             return;
         }
         self.uses += rows;
-        if self.uses >= 16 * self.sets.len() as u64 * self.ways {
+        if self.uses >= 32 * self.sets.len() as u64 * self.ways {
             for set in &mut self.sets {
                 for entry in set.ways.iter_mut().flatten() {
                     entry.frequency /= 2;
@@ -299,13 +299,13 @@ mod tests {
         assert_eq!(push(&mut cache, &[other]), (vec![1], vec![]));
         assert_eq!(cache.get(other).unwrap().frequency, 3);
         assert_eq!(cache.estimate(1), 2);
-        // Five uses so far; the sixteenth halves.
-        for _ in 0..10 {
+        // Five uses so far; the thirty-second halves.
+        for _ in 0..26 {
             push(&mut cache, &[other]);
         }
-        assert_eq!(cache.get(other).unwrap().frequency, 13);
+        assert_eq!(cache.get(other).unwrap().frequency, 29);
         push(&mut cache, &[other]);
-        assert_eq!(cache.get(other).unwrap().frequency, 7);
+        assert_eq!(cache.get(other).unwrap().frequency, 15);
         assert_eq!((cache.estimate(1), cache.uses), (1, 0));
     }
 }
