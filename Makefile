@@ -2,10 +2,7 @@
 
 SHELL := /bin/bash
 CARGO ?= cargo
-# The sanitizer is an unstable flag of the stable compiler; the runtime comes with every Linux toolchain. The emulated driver
-# is a library that finds it in the program, hence -rdynamic.
-ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers -Clink-arg=-rdynamic" ASAN_OPTIONS=detect_leaks=1 \
-	$(CARGO) test --profile asan --target x86_64-unknown-linux-gnu --target-dir target/asan
+ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long test-torch cuda interop python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
