@@ -37,8 +37,8 @@ examples:
   # The same in full precision, to compare with (same seed: same split, same order, same initial values):
   python dlrm.py --data train.txt.gz --limit 1000000 --precision f32
 
-  # A quarter of the memory again; the lfu policy keeps the hot rows better where the cache is small:
-  python dlrm.py --data train.txt.gz --dim 64 --precision int4 --cache 1% --policy lfu
+  # A quarter of the memory again:
+  python dlrm.py --data train.txt.gz --dim 64 --precision int4 --cache 1%
 
   # Against a server that runs already (`hotrow serve`), fetching rows for 2 batches ahead:
   python dlrm.py --data train.txt.gz --endpoint 127.0.0.1:7700 --lookahead 2
@@ -61,7 +61,7 @@ class Options:
     precision: str = "int8"
     cache: str = "5%"
     rounding: str = "stochastic"
-    policy: str = "lru"
+    policy: str | None = None  # None: lru for int8, lfu for int4 and int2
     quantizer: str | None = None  # None: symmetric for int8, affine for int4 and int2
     state_precision: str = "f32"
     seed: int = 0
@@ -290,7 +290,7 @@ def arguments() -> argparse.Namespace:
         "--cache", default=default.cache, metavar="SIZE", help="hot rows: 5%%, 100000rows or 2GiB (default: 5%%)"
     )
     tables.add_argument(
-        "--policy", choices=["lru", "lfu"], default=default.policy, help="which rows stay hot (default: %(default)s)"
+        "--policy", choices=["lru", "lfu"], help="which rows stay hot (default: lfu for int4 and int2, else lru)"
     )
     tables.add_argument(
         "--rounding", choices=["stochastic", "nearest"], default=default.rounding, help="(default: %(default)s)"

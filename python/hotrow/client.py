@@ -124,7 +124,7 @@ class Client:
         :param state_precision: f32 (default) or bf16.
         :param initializer: zeros, ``"constant:0.1"``, ``"uniform:-0.1,0.1"``, ``"normal:0,0.01"`` or dlrm.
         :param cache: what the full-precision cache holds: ``"5%"``, ``"100000rows"`` or ``"2GiB"``.
-        :param policy: lru or lfu.
+        :param policy: lru or lfu: which rows stay in the cache; lfu is the default of int4 and int2.
         """
         words = {
             "name": name,

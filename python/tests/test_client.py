@@ -29,6 +29,17 @@ def test_a_table_is_described_with_what_it_costs(client):
     assert [table.name for table in client.tables()] == ["hashed"]
 
 
+@pytest.mark.parametrize(
+    ("precision", "defaults"),
+    [(None, ("symmetric", "lru")), ("int4", ("affine", "lfu")), ("int2", ("affine", "lfu"))],
+)
+def test_defaults_depend_on_the_precision(client, precision, defaults):
+    made = client.create_table("t", 16, 100_000, precision=precision)
+    assert (made.quantizer, made.policy) == defaults
+    own = client.create_table("own", 16, 100_000, precision=precision, policy="lru")
+    assert (own.quantizer, own.policy) == (defaults[0], "lru")
+
+
 def test_numbers_of_numpy_describe_a_table(client):
     made = client.create_table("t", np.int64(8), np.uint32(500_000), learning_rate=np.float32(0.25))
     assert (made.dim, made.rows, made.learning_rate) == (8, 500_000, 0.25)

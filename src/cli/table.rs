@@ -143,7 +143,8 @@ pub struct SpecFlags {
     /// What the full-precision cache may hold: 5%, 100000rows or 2GiB [default: 5%, or 65536rows if hashed].
     #[arg(long)]
     pub cache: Option<String>,
-    /// Which cached row gives way to a new one: lru (least recently pushed) or lfu (least often) [default: lru].
+    /// Which cached row gives way to a new one: lru (least recently pushed) or lfu (least often) [default: lfu for
+    /// int4 and int2, lru otherwise].
     #[arg(long)]
     pub policy: Option<String>,
 }

@@ -108,12 +108,13 @@ impl TableSpec {
         }
     }
 
-    /// Sets how rows are stored, and the quantizer that is the default for it (affine for int4 and int2).
+    /// Sets how rows are stored, and the quantizer and the policy that are the defaults for it: affine and lfu for int4 and
+    /// int2, symmetric and lru for the others (`docs/NUMERICS.md`, section 7, says why).
     pub fn precision(mut self, precision: Precision) -> TableSpec {
         self.precision = precision;
-        self.quantizer = match precision {
-            Precision::Int4 | Precision::Int2 => Quantizer::Affine,
-            _ => Quantizer::Symmetric,
+        (self.quantizer, self.policy) = match precision {
+            Precision::Int4 | Precision::Int2 => (Quantizer::Affine, Policy::Lfu),
+            _ => (Quantizer::Symmetric, Policy::Lru),
         };
         self
     }
@@ -167,7 +168,7 @@ impl TableSpec {
         self
     }
 
-    /// Sets which row gives way to a new one.
+    /// Sets which row gives way to a new one; call it after [`TableSpec::precision`].
     pub fn policy(mut self, policy: Policy) -> TableSpec {
         self.policy = policy;
         self
