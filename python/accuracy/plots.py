@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def loss_against_bytes(path: Path, name: str, lines: Lines) -> None:
     """One point per line: how much smaller than f32, how much AUC it costs."""
     drawn, ((axes,),) = figure(8, 4.5)
     partners = {seed: result["auc"] for seed, result in lines.get(F32, {}).items()}
+    beside: Counter[float] = Counter()
     for line, found in lines.items():
         difference = paired({seed: result["auc"] for seed, result in found.items()}, partners)
         one = next(iter(found.values()))
@@ -60,8 +62,11 @@ def loss_against_bytes(path: Path, name: str, lines: Lines) -> None:
         marker = "o" if not line.cache else {"lru": "s", "lfu": "^"}[line.policy]
         # An interval of two seeds would hide everything else.
         error = difference.half if difference.count > 2 else None
+        share = one["large_bytes"] / one["large_f32_bytes"]
+        # Lines of the same size stand beside each other, and not on top.
+        beside[round(share, 4)] += 1
         axes.errorbar(
-            one["large_bytes"] / one["large_f32_bytes"],
+            share * (1 + 0.006 * (beside[round(share, 4)] - 1)),
             difference.mean,
             yerr=error,
             marker=marker,
