@@ -2,7 +2,7 @@
 //!
 //! Every round runs the limit and the engine on the same keys, one right after the other, so that a noisy machine
 //! slows both; a ratio is the median over the rounds. Memory is measured in a process of its own per table.
-//! An argument (`pull`, `push` or `memory`) runs that part alone.
+//! An argument (`pull`, `push`, `curve` or `memory`) runs that part alone.
 
 mod common;
 
@@ -30,8 +30,11 @@ fn main() {
         Some(at) => println!("{}", trained_memory(args[at + 1].parse().expect("a precision"))),
         None => {
             let wanted = args.iter().find(|arg| !arg.starts_with('-')).map_or("", String::as_str);
-            if wanted != "memory" {
+            if !["memory", "curve"].contains(&wanted) {
                 speed(wanted);
+            }
+            if wanted.is_empty() || wanted == "curve" {
+                curve();
             }
             if wanted.is_empty() || wanted == "memory" {
                 memory();
@@ -136,6 +139,35 @@ fn speed(wanted: &str) {
         ours.push(seconds(|| engine.push(&[push]).unwrap()));
     }
     report("engine.push.rowwise_adagrad.f32", limit, ours);
+}
+
+/// Pushes with the curve of hit rates beside pushes without, in turn.
+fn curve() {
+    const CURVE_ROUNDS: usize = 500;
+    let mut zipf = Zipf::new(ROWS, 1.05, 7);
+    let engine = trained(Precision::Int8, Policy::Lru, &mut zipf);
+    let values = gradients(BATCH * DIM, 3);
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..2 * CURVE_ROUNDS {
+        let keys = zipf.unique_batch(BATCH);
+        let push = Push { table: "t", keys: &keys, gradients: &values, ..Push::default() };
+        // Now the one goes first, now the other.
+        let on = (round + round / 2) % 2 == 0;
+        engine.watch("t", on).unwrap();
+        let time = seconds(|| engine.push(&[push]).unwrap());
+        if on {
+            with.push(time)
+        } else {
+            without.push(time)
+        };
+    }
+    let curve = engine.stats("t").unwrap().curve.unwrap();
+    println!(
+        "# push int8, 5 % lru cache, with the curve of hit rates and without: {} keys sampled, one in {:.0}",
+        curve.sampled_keys(),
+        1.0 / curve.sampling_rate()
+    );
+    println!("ratio engine.push.curve_over_none {:.3}", median(without) / median(with));
 }
 
 const MEMORY_ROWS: u64 = 10_000_000;

@@ -61,7 +61,7 @@ mod table;
 mod wire;
 
 pub use cache::cuda::{CudaConfig, Device, DeviceInfo, DeviceStats};
-pub use cache::{DirectoryImage, Policy, Ranks, RoundingError, StatePrecision};
+pub use cache::{DirectoryImage, HitCurve, HitPoint, Policy, Ranks, RoundingError, StatePrecision};
 pub use engine::{
     Alteration, Assign, Change, ClientId, Engine, EngineConfig, LogHook, Lsn, Origin, Piece, PoolConfig, PooledPull,
     Pooling, Pull, Push, Pushed, Remove, Restore, RestorePartition, Row, RowFormat, SavedTable, ScanCursor, Snapshot,

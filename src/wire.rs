@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 
+use crate::cache::{HitCurve, HitPoint};
 use crate::engine::{Push, RowFormat, TableStats};
 use crate::error::{Error, Result};
 use crate::proto;
@@ -201,6 +202,19 @@ pub fn stats_to(stats: &TableStats) -> proto::TableStats {
         clean_evictions: changes.clean_evictions,
         write_backs: changes.write_backs,
         rounding_rms: stats.rounding_rms(),
+        policy: stats.policy.to_string(),
+        curve: stats.curve.as_ref().map(curve_to),
+    }
+}
+
+/// A curve for the wire.
+pub fn curve_to(curve: &HitCurve) -> proto::HitCurve {
+    let point = |HitPoint { size, rows, hit_rate }| proto::HitCurvePoint { size, rows, hit_rate };
+    proto::HitCurve {
+        references: curve.references(),
+        sampled_keys: curve.sampled_keys(),
+        sampling_rate: curve.sampling_rate(),
+        points: curve.points().into_iter().map(point).collect(),
     }
 }
 

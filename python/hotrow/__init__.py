@@ -18,7 +18,7 @@ from __future__ import annotations
 from ._native import VERSION as __version__
 from .client import Client, Future, connect, distinct
 from .errors import Error, InvalidRequest, PushFailed, Refused, TimedOut
-from .results import Checkpoint, Row, ShardStats, Stats, Table, TableStats
+from .results import Checkpoint, HitCurve, HitPoint, Row, ShardStats, Stats, Table, TableStats
 from .server import Server, serve
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "Client",
     "Error",
     "Future",
+    "HitCurve",
+    "HitPoint",
     "InvalidRequest",
     "PushFailed",
     "Refused",

@@ -48,6 +48,30 @@ class Table:
 
 
 @dataclass(frozen=True)
+class HitPoint:
+    """The hit rate with a cache of another size."""
+
+    #: A multiple of the cache that the table has; of one row in each partition, where it has none.
+    size: float
+    rows: int
+    hit_rate: float
+
+
+@dataclass(frozen=True)
+class HitCurve:
+    """The hit rate of an lru cache by its size, for recent pushes and touches."""
+
+    #: Keys as sent that it stands for, recent ones counting more; 0 before the first push.
+    references: float
+    #: Keys that are followed.
+    sampled_keys: int
+    #: The share of all keys that is followed.
+    sampling_rate: float
+    #: From small caches to large ones.
+    points: list[HitPoint]
+
+
+@dataclass(frozen=True)
 class TableStats:
     """Counts and sizes of a table, over all shards."""
 
@@ -77,6 +101,10 @@ class TableStats:
     write_backs: int
     #: The root of the mean squared rounding error of a weight; None before the first rounding.
     rounding_rms: float | None
+    #: Which row gives way to a new one: lru or lfu.
+    policy: str
+    #: What the hit rate would be with a cache of another size; None for an f32 table, which has no cache.
+    curve: HitCurve | None
 
     @property
     def memory(self) -> int:
@@ -129,6 +157,10 @@ class Stats:
     @staticmethod
     def _from_json(text: str) -> Stats:
         stats = json.loads(text)
+        for table in stats["tables"].values():
+            if table["curve"] is not None:
+                points = [_known(HitPoint, point) for point in table["curve"]["points"]]
+                table["curve"] = _known(HitCurve, {**table["curve"], "points": points})
         tables = {name: _known(TableStats, table) for name, table in stats["tables"].items()}
         return Stats(tables, [_known(ShardStats, shard) for shard in stats["shards"]])
 

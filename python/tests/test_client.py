@@ -146,6 +146,12 @@ def test_stats_add_up(client):
     table = stats.tables["t"]
     assert (table.updated_rows, table.pull_hits + table.pull_misses) == (2000, 2000)
     assert 0 < table.pull_hit_rate < 1 and table.push_hit_rate == 0 and table.write_backs_per_update > 0.5
+    curve = table.curve
+    assert (curve.references, curve.sampled_keys, curve.sampling_rate, table.policy) == (2000, 2000, 1, "lru")
+    assert curve.points[-1].hit_rate == 0, "every key came for the first time"
+    client.push("t", keys, np.ones((2000, 16)))
+    last = client.stats().tables["t"].curve.points[-1]
+    assert (last.size, last.rows) == (16, 8000) and 0.49 < last.hit_rate <= 0.5
     assert table.rounding_rms > 0 and stats.memory_used == stats.shards[0].memory_used >= table.memory
 
 

@@ -15,7 +15,7 @@ const WAYS: u32 = 32;
 const WHOLE_SETS: u32 = 256;
 
 /// Sets, and ways in each, of a cache of at most `rows` rows.
-fn geometry(rows: u32) -> (u32, u32) {
+pub(super) fn geometry(rows: u32) -> (u32, u32) {
     if rows >= WHOLE_SETS {
         return (rows / WAYS, WAYS);
     }

@@ -1,20 +1,27 @@
-//! `hotrow plan`: memory and hosts, worked out without a server.
+//! `hotrow plan`: memory and hosts, worked out without a server; and how large caches should be, by what a running cluster or
+//! a trace tells.
 //!
 //! All figures come from [`crate::TableSpec::footprint`], which is what a server goes by.
 
+mod cache;
 mod show;
 mod size;
+mod split;
+mod trace;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
+use self::cache::CachePlan;
 use self::size::{Hosts, MAX_PARTITIONS, Planned};
+use self::split::Goal;
 use super::Output;
+use super::connect::Connect;
 use super::table::{SpecFlags, count};
 use crate::server::config::{Config, TableConfig};
-use crate::table::parse_bytes;
+use crate::table::{TableSpec, parse_bytes};
 
 /// What describes one table goes without a file of tables.
 const ALONE: [&str; 14] = [
@@ -34,11 +41,14 @@ const ALONE: [&str; 14] = [
     "policy",
 ];
 
-/// Work out how much memory tables take, and how many hosts, before anything is started.
+/// Work out how much memory tables take, and how many hosts, before anything is started; or how large caches should be.
 ///
 /// No server is needed. Everything is counted: codes, scales, optimizer state, keys and their index, the cache and its
 /// directory. Beside the tables as specified, it shows them at every precision and with caches of 0, 1, 5 and 10 % of
 /// the rows.
+///
+/// With --target-hit-rate or --cache-bytes it sizes the caches of tables that are in use: it asks a running cluster how often
+/// its tables would hit with caches of other sizes, or works that out from a file of keys (--trace).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -47,7 +57,13 @@ Examples:
   A hashed table, of which you expect two billion rows:
     hotrow plan user --dim 128 --optimizer adam --state-precision bf16 --expected-rows 2e9
   The tables that a server would make at start:
-    hotrow plan --config hotrow.toml --expected-rows user=2e9 --memory-per-host 256GiB")]
+    hotrow plan --config hotrow.toml --expected-rows user=2e9 --memory-per-host 256GiB
+  The smallest caches with which the tables of a running cluster would hit 95 % of all keys:
+    hotrow plan --target-hit-rate 95% --endpoint host-a:7700
+  How to share out 10 GiB among the caches of its tables:
+    hotrow plan --cache-bytes 10GiB --endpoint host-a:7700
+  The same from a file of keys, before there is a server:
+    hotrow plan --target-hit-rate 95% --trace keys.txt --dim 64 --rows 1e8")]
 pub struct Args {
     /// The table's name, for the printout.
     #[arg(default_value = "table")]
@@ -70,15 +86,88 @@ pub struct Args {
     /// Print precisions and cache sizes for each table, not only for all together.
     #[arg(long)]
     each: bool,
+    /// Propose the smallest caches with which this share of all pushed keys would be hit, such as 95%.
+    #[arg(long, value_name = "PERCENT", value_parser = percent, conflicts_with_all = SIZES, help_heading = "Cache sizes")]
+    target_hit_rate: Option<f64>,
+    /// Propose how to share out so many bytes, such as 10GiB, among the caches of all tables.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = SIZES, help_heading = "Cache sizes")]
+    #[arg(conflicts_with = "target_hit_rate")]
+    cache_bytes: Option<u64>,
+    /// Go by this file of pushed keys instead of a running cluster. A line has a key, or a table's name, a tab and a key; a blank
+    /// line ends a push (without any, every line is one). --config describes the tables, or --dim and the like all of them.
+    #[arg(long, value_name = "FILE", help_heading = "Cache sizes")]
+    trace: Option<PathBuf>,
     /// How to print.
     #[arg(long, value_enum, default_value_t)]
     output: Output,
     /// Numbers in a row.
-    #[arg(long, required_unless_present = "config", help_heading = "Table")]
+    #[arg(long, required_unless_present_any = ["config", "target_hit_rate", "cache_bytes"], help_heading = "Table")]
     dim: Option<usize>,
     #[command(flatten)]
     spec: SpecFlags,
+    #[command(flatten)]
+    connect: Connect,
 }
+
+impl Args {
+    /// What is wanted of caches, if they are what it is about.
+    fn goal(&self) -> Option<Goal> {
+        let rate = self.target_hit_rate.map(|percent| Goal::HitRate(percent / 100.0));
+        rate.or(self.cache_bytes.map(Goal::Bytes))
+    }
+
+    /// A flag that describes a table, if one was given.
+    fn describes_a_table(&self) -> Option<&'static str> {
+        let spec = &self.spec;
+        let given = [
+            ("--config", self.config.is_some()),
+            ("--dim", self.dim.is_some()),
+            ("--rows", spec.rows.is_some()),
+            ("--precision", spec.precision.is_some()),
+            ("--quantizer", spec.quantizer.is_some()),
+            ("--rounding", spec.rounding.is_some()),
+            ("--optimizer", spec.optimizer.is_some()),
+            ("--learning-rate", spec.learning_rate.is_some()),
+            ("--weight-decay", spec.weight_decay.is_some()),
+            ("--clip-norm", spec.clip_norm.is_some()),
+            ("--state-precision", spec.state_precision.is_some()),
+            ("--initializer", spec.initializer.is_some()),
+            ("--cache", spec.cache.is_some()),
+            ("--policy", spec.policy.is_some()),
+            ("--partitions", self.partitions.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
+    /// The tables of --config, and the partitions of the cluster.
+    fn configured(&self) -> Result<(Vec<TableSpec>, u32)> {
+        let path = self.config.as_ref().context("--config is missing")?;
+        let named = || format!("--config {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(named)?;
+        let config = Config::parse(&text).map_err(|e| anyhow!(e)).with_context(named)?;
+        let specs: Result<Vec<_>, String> = config.tables.iter().map(TableConfig::spec).collect();
+        let specs = specs.map_err(|e| anyhow!(e)).with_context(named)?;
+        if specs.is_empty() {
+            bail!("{}: there is no [[table]] in it", named());
+        }
+        let mut names = BTreeSet::new();
+        if let Some(twice) = specs.iter().find(|spec| !names.insert(spec.name.as_str())) {
+            bail!("{}: table '{}' is there twice", named(), twice.name);
+        }
+        Ok((specs, self.partitions_or(config.engine.partitions)?))
+    }
+
+    /// The partitions that were asked for, or those of a configuration.
+    fn partitions_or(&self, configured: u32) -> Result<u32> {
+        let file = self.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let valid = || partitions(&configured.to_string());
+        let invalid = |e| anyhow!("--config {file}: engine.partitions is {configured}: {e}");
+        self.partitions.map_or_else(|| valid().map_err(invalid), Ok)
+    }
+}
+
+/// What goes without asking for cache sizes.
+const SIZES: [&str; 3] = ["memory_per_host", "expected_rows", "each"];
 
 fn expected(text: &str) -> Result<(Option<String>, u64), String> {
     match text.split_once('=') {
@@ -104,6 +193,14 @@ fn partitions(text: &str) -> Result<u32, String> {
 /// Prints the plan.
 pub fn run(args: Args) -> Result<()> {
     let (output, each) = (args.output, args.each);
+    if let Some(goal) = args.goal() {
+        let plan = super::block_on(CachePlan::new(args, goal))?;
+        match output {
+            Output::Json => println!("{:#}", plan.json()),
+            Output::Text => print!("{}", plan.text()),
+        }
+        return Ok(());
+    }
     let plan = Plan::new(args)?;
     match output {
         Output::Json => println!("{:#}", plan.json()?),
@@ -118,36 +215,18 @@ struct Plan {
 
 impl Plan {
     fn new(args: Args) -> Result<Plan> {
-        let mut configured = Config::default().engine.partitions;
-        let specs = match &args.config {
+        if args.trace.is_some() {
+            bail!("--trace goes with --target-hit-rate or --cache-bytes");
+        }
+        let (specs, partitions) = match &args.config {
+            Some(_) => args.configured()?,
             None => {
                 let dim = args.dim.context("--dim is missing")?;
-                vec![args.spec.spec(&args.name, dim)?]
-            }
-            Some(path) => {
-                let named = || format!("--config {}", path.display());
-                let text = std::fs::read_to_string(path).with_context(named)?;
-                let config = Config::parse(&text).map_err(|e| anyhow!(e)).with_context(named)?;
-                configured = config.engine.partitions;
-                let specs: Result<Vec<_>, String> = config.tables.iter().map(TableConfig::spec).collect();
-                specs.map_err(|e| anyhow!(e)).with_context(named)?
+                (vec![args.spec.spec(&args.name, dim)?], args.partitions_or(Config::default().engine.partitions)?)
             }
         };
-        let file = args.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        if specs.is_empty() {
-            bail!("--config {file}: there is no [[table]] in it");
-        }
-        let mut names = BTreeSet::new();
-        if let Some(twice) = specs.iter().find(|spec| !names.insert(spec.name.as_str())) {
-            bail!("--config {file}: table '{}' is there twice", twice.name);
-        }
         let mut tables: Vec<Planned> = specs.into_iter().map(|spec| Planned { rows: spec.rows(), spec }).collect();
         expect(&mut tables, &args.expected_rows)?;
-        let partitions = match args.partitions {
-            Some(partitions) => partitions,
-            None => partitions(&configured.to_string())
-                .map_err(|e| anyhow!("--config {file}: engine.partitions is {configured}: {e}"))?,
-        };
         let hosts = args.memory_per_host.map(|memory| Hosts { memory, headroom: args.headroom, partitions });
         if hosts.is_some_and(|hosts| hosts.memory == 0) {
             bail!("--memory-per-host is 0: nothing fits in it");
@@ -194,8 +273,12 @@ mod tests {
         args: Args,
     }
 
+    pub fn args(line: &str) -> Result<Args> {
+        Ok(Cli::try_parse_from(std::iter::once("plan").chain(line.split_whitespace()))?.args)
+    }
+
     fn plan(line: &str) -> Result<Plan> {
-        Plan::new(Cli::try_parse_from(std::iter::once("plan").chain(line.split_whitespace()))?.args)
+        Plan::new(args(line)?)
     }
 
     fn refusal(line: &str) -> String {

@@ -5,6 +5,7 @@ use anyhow::Result;
 use super::Output;
 use super::connect::Connect;
 use crate::client::total_stats;
+use crate::proto;
 use crate::table::show_bytes;
 
 /// Show hit rates, sizes and memory, over all shards.
@@ -29,6 +30,8 @@ pub async fn run(args: Args) -> Result<()> {
             let mut table = serde_json::to_value(t)?;
             table["pull_hit_rate"] = ratio(t.pull_hits, t.pull_misses).into();
             table["push_hit_rate"] = ratio(t.push_hits, t.push_misses).into();
+            let sizes = [0.25, 0.5, 1.0, 2.0, 4.0].map(|size| (size.to_string(), predicted(t, size).into()));
+            table["predicted_hit_rate"] = serde_json::Map::from_iter(sizes).into();
             listed.push(table);
         }
         let shards: Vec<_> = shards
@@ -64,6 +67,13 @@ pub async fn run(args: Args) -> Result<()> {
             percent(ratio(t.push_hits, t.push_misses).filter(|_| t.cache_slots > 0)),
         );
     }
+    for t in tables.values() {
+        let rate = |size| predicted(t, size).map(|rate| percent(Some(rate)));
+        if let (Some(half), Some(twice)) = (rate(0.5), rate(2.0)) {
+            let lru = if t.policy == "lru" { "" } else { " (with lru: its curve is what is known)" };
+            println!("{}: at half the cache you would hit {half}, at twice {twice}{lru}", t.table);
+        }
+    }
     for shard in shards {
         let budget = match shard.memory_budget {
             0 => "no limit".into(),
@@ -73,4 +83,10 @@ pub async fn run(args: Args) -> Result<()> {
         println!("shard {}: {used} of {budget}, {clients} open clients, {lsn} changes", shard.shard);
     }
     Ok(())
+}
+
+/// The hit rate that pushes would have with so many times the cache, if there is one and something was pushed.
+fn predicted(table: &proto::TableStats, size: f64) -> Option<f64> {
+    let curve = table.curve.as_ref().filter(|curve| curve.references > 0.0 && table.cache_slots > 0)?;
+    curve.points.iter().find(|point| point.size == size).map(|point| point.hit_rate)
 }

@@ -13,10 +13,11 @@ use std::cell::RefCell;
 
 use super::distinct::Distinct;
 use super::gpu_change::{Collected, Gradient};
+use super::observe::Seen;
 use super::request::Assign;
 use super::table::Table;
 use crate::cache::cuda::CudaSlots;
-use crate::cache::{Admission, Gradients, HostPool, Pool, RoundingError, RowLayout, Slots, WriteBack};
+use crate::cache::{Admission, Gradients, HostPool, Pool, RoundingError, RowLayout, Slots, Use, WriteBack};
 use crate::numeric::simd::dispatch;
 use crate::numeric::{Noise, Rule, hash};
 use crate::table::TablePart;
@@ -36,6 +37,8 @@ pub struct Visit<'a> {
     pub positions: &'a [u32],
     /// The change's gradients and what to do with them; `None` for a touch.
     pub update: Option<(&'a [f32], Rule)>,
+    /// Who watches how keys are used, if anybody does.
+    pub seen: Option<&'a Seen>,
 }
 
 /// The partition that is being changed, beside its parts.
@@ -66,6 +69,8 @@ impl Numbering<'_> {
 #[derive(Default)]
 struct Work {
     distinct: Distinct,
+    /// Distinct keys that are watched.
+    watched: Vec<Use>,
     /// The row of each distinct key.
     rows: Vec<u32>,
     /// The directory's slot of each distinct key, or `NO_SLOT`.
@@ -221,8 +226,12 @@ fn group_cached(part: &mut TablePart, visit: &Visit<'_>, work: &mut Work) {
 dispatch! {
     /// Decides what happens to every row, and gives out write-back numbers.
     fn plan(part: &mut TablePart, visit: &Visit<'_>, numbering: &mut Numbering<'_>, work: &mut Work) {
-        let Work { distinct, rows, slots, missing, leaving, leaving_rows, conflicts, .. } = work;
+        let Work { distinct, watched, rows, slots, missing, leaving, leaving_rows, conflicts, .. } = work;
         distinct.fill(visit.keys, visit.positions);
+        watched.clear();
+        if let Some(seen) = visit.seen {
+            seen.pick(&distinct.mixed, &distinct.times, watched);
+        }
         rows.clear();
         slots.clear();
         missing.clear();
@@ -252,6 +261,9 @@ dispatch! {
                     missing.push(i as u32);
                 }
             }
+        }
+        if let Some(seen) = visit.seen {
+            seen.keep(watched, hits);
         }
         let misses = visit.positions.len() as u64 - hits;
         let is_push = visit.update.is_some();

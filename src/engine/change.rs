@@ -6,6 +6,7 @@ use parking_lot::RwLockWriteGuard;
 
 use super::apply::{self, Numbering, Visit};
 use super::gpu_change::{self, Collected};
+use super::observe::{Observer, Seen};
 use super::order::Turn;
 use super::partition::Partition;
 use super::route::Groups;
@@ -199,6 +200,7 @@ impl Engine {
             }),
         }
         unfinished.done();
+        parts.into_iter().for_each(Part::end);
         Ok(Pushed { lsn, duplicate: false })
     }
 
@@ -297,6 +299,8 @@ impl Engine {
         let unfinished = Unfinished(lsn);
         self.apply_to_all(&parts, &mut held);
         unfinished.done();
+        drop(held);
+        parts.into_iter().for_each(Part::end);
         Ok(Pushed { lsn, duplicate: false })
     }
 
@@ -409,6 +413,8 @@ struct Part<'a> {
     promised: Vec<u32>,
     /// By place: whether the partition has applied this push already. Empty is no.
     applied: Vec<bool>,
+    /// How a push or touch uses keys, if somebody watches.
+    seen: Option<Seen>,
 }
 
 enum Action<'a> {
@@ -422,7 +428,9 @@ impl<'a> Part<'a> {
     fn new(engine: &Engine, table: &'a Table, keys: &'a [u64], action: Action<'a>) -> Part<'a> {
         let mut groups = Groups::default();
         groups.fill(&engine.route, table.keys(), keys);
-        Part { table, keys, groups, action, promised: Vec::new(), applied: Vec::new() }
+        let uses = matches!(action, Action::Push { .. } | Action::Touch);
+        let seen = table.observer.as_ref().filter(|_| uses).and_then(Observer::begin);
+        Part { table, keys, groups, action, promised: Vec::new(), applied: Vec::new(), seen }
     }
 
     fn may_add_keys(&self) -> bool {
@@ -445,7 +453,7 @@ impl<'a> Part<'a> {
         let Partition { id, write_backs, parts, .. } = partition;
         let part = parts[self.table.id].as_mut().expect("a drop is ordered after every change of its table");
         let numbering = Numbering { seed, partition: *id, next: write_backs };
-        let visit = |update| Visit { table: self.table, keys: self.keys, positions, update };
+        let visit = |update| Visit { table: self.table, keys: self.keys, positions, update, seen: self.seen.as_ref() };
         part.before_change();
         gpu.visit(place, self.table.id);
         match self.action {
@@ -457,6 +465,20 @@ impl<'a> Part<'a> {
         }
         if let Some(&promised) = self.promised.get(place) {
             part.release(promised);
+        }
+    }
+
+    /// All partitions have applied it.
+    fn end(self) {
+        let sent = match self.applied.iter().any(|&applied| applied) {
+            false => self.keys.len(),
+            true => {
+                let new = self.applied.iter().enumerate().filter(|(_, applied)| !**applied);
+                new.map(|(place, _)| self.groups.of(place).len()).sum()
+            }
+        };
+        if let (Some(observer), Action::Push { .. } | Action::Touch) = (&self.table.observer, &self.action) {
+            observer.end(self.seen, sent as u64);
         }
     }
 }

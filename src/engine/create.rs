@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::observe::Observer;
 use super::table::{Hyper, Table};
 use parking_lot::RwLock;
 
@@ -89,6 +90,7 @@ impl Engine {
             dropped: AtomicBool::new(false),
             pull_hits: AtomicU64::new(0),
             pull_misses: AtomicU64::new(0),
+            observer: (!shape.layout.is_exact()).then(|| Observer::new(slots.iter().copied().map(u64::from).sum())),
         };
         Ok((Arc::new(table), parts))
     }

@@ -13,6 +13,7 @@ mod create;
 pub(crate) mod distinct;
 mod gpu_change;
 mod gpu_read;
+mod observe;
 mod order;
 mod partition;
 mod pull;

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use crate::cache::Directory;
+use crate::cache::{CachePlace, Directory, HitCurve, Policy};
 use crate::error::{Error, Result};
 use crate::table::PartCounts;
 
@@ -32,6 +32,10 @@ pub struct TableStats {
     pub pull_misses: u64,
     /// What changes have done.
     pub changes: PartCounts,
+    /// Which row gives way to a new one.
+    pub policy: Policy,
+    /// The hit rates that an lru cache of another size would have; `None` for an f32 table, which has no cache.
+    pub curve: Option<HitCurve>,
 }
 
 impl TableStats {
@@ -43,6 +47,11 @@ impl TableStats {
     /// The share of pushed keys that were in the cache.
     pub fn push_hit_rate(&self) -> Option<f64> {
         ratio(self.changes.push_hits, self.changes.push_hits + self.changes.push_misses)
+    }
+
+    /// The share of keys of recent pushes and touches that a cache of so many rows would have hit, here in this engine.
+    pub fn predicted_hit_rate(&self, cache_rows: u64) -> Option<f64> {
+        self.curve.as_ref()?.hit_rate(cache_rows)
     }
 
     /// Roundings per stepped row: what predicts the noise that rounding adds to training.
@@ -62,9 +71,21 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 }
 
 impl Engine {
+    /// Watches how a table's keys are used, as it always does, or does not: to measure what that costs.
+    #[doc(hidden)]
+    pub fn watch(&self, table: &str, on: bool) -> Result<()> {
+        if let Some(observer) = &self.table(table)?.observer {
+            observer.switch(on);
+        }
+        Ok(())
+    }
+
     /// Counts and sizes of a table.
     pub fn stats(&self, table: &str) -> Result<TableStats> {
         let table = self.table(table)?;
+        let partitions = self.partitions.len() as u32;
+        let share = f64::from(partitions) / f64::from(self.config.partitions);
+        let place = CachePlace { partitions, rows: table.shape.cache_rows as f64 * share };
         let mut stats = TableStats {
             table: table.name().into(),
             rows: 0,
@@ -77,6 +98,8 @@ impl Engine {
             pull_hits: table.pull_hits.load(Ordering::Relaxed),
             pull_misses: table.pull_misses.load(Ordering::Relaxed),
             changes: PartCounts::default(),
+            policy: table.spec.policy,
+            curve: table.observer.as_ref().map(|observer| observer.curve(place, table.spec.policy == Policy::Lru)),
         };
         for partition in &self.partitions {
             let partition = partition.read();

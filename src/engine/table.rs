@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
+use super::observe::Observer;
 use crate::cache::cuda::CudaSlots;
 use crate::cache::{Pool, RowLayout, Slots};
 use crate::numeric::Rule;
@@ -35,6 +36,8 @@ pub struct Table {
     pub pull_hits: AtomicU64,
     /// Keys that pulls did not find there.
     pub pull_misses: AtomicU64,
+    /// How changes use its keys; `None` for an f32 table, which never has a cache.
+    pub observer: Option<Observer>,
 }
 
 /// Hyper-parameters that can be changed while a table is in use.

@@ -103,7 +103,7 @@ type TableMetric = (&'static str, &'static str, MetricType, &'static [&'static s
 /// The values of the labels, and the number.
 type Value = (&'static [&'static str], f64);
 
-const TABLE_METRICS: [TableMetric; 9] = [
+const TABLE_METRICS: [TableMetric; 11] = [
     (
         "hotrow_cache_lookups_total",
         "Keys looked up in the cache, as sent, by operation and result.",
@@ -171,6 +171,21 @@ const TABLE_METRICS: [TableMetric; 9] = [
     ),
     ("hotrow_cache_slots", "Rows that fit in the cache.", MetricType::GAUGE, &[], |stats| {
         vec![(&[], stats.cache_slots as f64)]
+    }),
+    (
+        "hotrow_cache_predicted_hit_ratio",
+        "Hit rate of recent pushes with an lru cache of another size, as a multiple of today's; from a sample of the keys.",
+        MetricType::GAUGE,
+        &["size"],
+        |stats| {
+            let sizes: [(&'static [&'static str], f64); 5] =
+                [(&["0.25"], 0.25), (&["0.5"], 0.5), (&["1"], 1.0), (&["2"], 2.0), (&["4"], 4.0)];
+            let at = |size| stats.curve.as_ref()?.hit_rate_at(size);
+            sizes.iter().filter_map(|&(label, size)| Some((label, at(size)?))).collect()
+        },
+    ),
+    ("hotrow_cache_sampled_keys", "Keys that are followed to predict hit rates.", MetricType::GAUGE, &[], |stats| {
+        stats.curve.as_ref().map(|curve| (&[] as &[_], curve.sampled_keys() as f64)).into_iter().collect()
     }),
     (
         "hotrow_table_bytes",

@@ -282,7 +282,7 @@ fn with_ratio(size: String, ratio: f64) -> String {
 }
 
 /// A number with a comma at every thousand.
-fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
