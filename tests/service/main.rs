@@ -18,6 +18,7 @@ mod dead_shard;
 mod drain;
 mod exactly_once;
 mod full_disk;
+mod hit_curves;
 mod killed_shards;
 mod overload;
 mod random_bytes;
