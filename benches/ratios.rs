@@ -152,7 +152,7 @@ fn curve() {
         let keys = zipf.unique_batch(BATCH);
         let push = Push { table: "t", keys: &keys, gradients: &values, ..Push::default() };
         // Now the one goes first, now the other.
-        let on = (round + round / 2) % 2 == 0;
+        let on = (round + round / 2).is_multiple_of(2);
         engine.watch("t", on).unwrap();
         let time = seconds(|| engine.push(&[push]).unwrap());
         if on {

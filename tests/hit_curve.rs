@@ -70,8 +70,11 @@ impl Random {
 /// Pushes of `count` keys each; how often a key comes has nothing to do with its number.
 fn zipf(exponent: f64, keys: u64, count: usize, pushes: usize, seed: u64) -> Vec<Vec<u64>> {
     let mut sum = 0.0;
-    let weights = (1..=keys).map(|rank| (rank as f64).powf(-exponent));
-    let cumulative: Vec<f64> = weights.map(|weight| std::mem::replace(&mut sum, sum + weight) + weight).collect();
+    let mut cumulative = Vec::new();
+    for rank in 1..=keys {
+        sum += (rank as f64).powf(-exponent);
+        cumulative.push(sum);
+    }
     let mut random = Random(seed);
     let mut key_of_rank: Vec<u64> = (0..keys).collect();
     for i in (1..keys as usize).rev() {

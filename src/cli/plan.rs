@@ -409,6 +409,7 @@ mod tests {
             ("--dim 8 --memory-per-host 0", "--memory-per-host"),
             ("--dim 8 --headroom 100", "--headroom"),
             ("--dim 8 --partitions 100", "--partitions"),
+            ("--dim 8 --trace keys.txt", "--target-hit-rate"),
             ("--config nowhere.toml", "--config nowhere.toml"),
         ] {
             assert!(refusal(line).contains(flag), "{line}: {}", refusal(line));
