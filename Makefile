@@ -5,7 +5,7 @@ CARGO ?= cargo
 ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-torch cuda interop python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
+.PHONY: help test test-long test-torch cuda interop console python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -15,6 +15,7 @@ test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI r
 	$(CARGO) test --locked --workspace
 	@$(MAKE) --no-print-directory cuda
 	@$(MAKE) --no-print-directory interop
+	@$(MAKE) --no-print-directory console
 	@$(MAKE) --no-print-directory python
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
@@ -38,6 +39,10 @@ cuda: ## the GPU kernels for every architecture, and the engine and four shards 
 interop: ## clients that we did not write: Python's gRPC with generated stubs, a real Prometheus
 	@echo "== Python's gRPC and Prometheus against a real server"
 	@tests/interop/run
+
+console: ## the console in a headless Chromium, against two real shards
+	@echo "== the console in Chromium"
+	@tests/console/run
 
 python: ## the Python package, with NumPy and nothing else
 	@echo "== the Python package"

@@ -21,7 +21,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("hotrow.v1.bin"), descriptors.encode_to_vec())?;
     let mut config = tonic_prost_build::configure().bytes(".");
     // What is also handed out as JSON.
-    for message in ["Footprint", "StatsResponse", "TableStats", "HitCurve", "HitCurvePoint"] {
+    for message in [
+        "Footprint",
+        "StatsResponse",
+        "TableStats",
+        "HitCurve",
+        "HitCurvePoint",
+        "ShardStatus",
+        "DeviceStatus",
+        "LogStatus",
+        "CheckpointStatus",
+        "MethodStats",
+    ] {
         config = config.type_attribute(format!(".hotrow.v1.{message}"), "#[derive(serde::Serialize)]");
     }
     config.compile_fds(descriptors)?;

@@ -42,7 +42,7 @@ pub struct Args {
     /// A Unix socket for trainers on the same host.
     #[arg(long, env = "HOTROW_UNIX")]
     unix: Option<PathBuf>,
-    /// Where to serve HTTP: metrics and probes [default: 127.0.0.1:7780]. Empty: nowhere.
+    /// Where to serve HTTP: the console, metrics and probes [default: 127.0.0.1:7780]. Empty: nowhere.
     #[arg(long, env = "HOTROW_HTTP")]
     http: Option<String>,
     /// Serve plain text on an address that others can reach; without it, such an address needs TLS.
@@ -281,6 +281,7 @@ async fn serve(config: &Config) -> Result<()> {
     tracing::info!("{}", server.pool());
     if let Some(http) = server.http() {
         tracing::info!("metrics on http://{http}/metrics");
+        tracing::info!("console on http://{http}/");
     }
     if !config.server.unix.as_os_str().is_empty() {
         tracing::info!("and on unix:{}", config.server.unix.display());

@@ -1,12 +1,15 @@
 //! The admin service.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use tonic::{Request, Response, Status};
 
 use super::data::check_response;
+use super::metrics;
 use super::shard::Shard;
+use crate::durability::Log;
 use crate::engine::{Assign, Pull, Remove, ScanCursor};
 use crate::numeric::WeightFormat;
 use crate::proto::admin_server::Admin;
@@ -23,29 +26,70 @@ pub struct AdminService {
     pub shard: Arc<Shard>,
 }
 
+/// Counts and sizes of a table, or of all where none is named.
+pub fn stats(shard: &Shard, table: &str) -> crate::error::Result<proto::StatsResponse> {
+    let tables = match table.is_empty() {
+        false => vec![shard.engine.stats(table)?],
+        // A table that is dropped meanwhile is left out.
+        true => shard.engine.table_names().iter().filter_map(|name| shard.engine.stats(name).ok()).collect(),
+    };
+    Ok(proto::StatsResponse {
+        shard: shard.number,
+        tables: tables.iter().map(wire::stats_to).collect(),
+        memory_used: shard.engine.memory_used(),
+        memory_budget: shard.memory_budget.unwrap_or(0),
+        last_lsn: shard.engine.last_lsn().0,
+        open_clients: shard.engine.open_clients() as u64,
+        status: Some(status(shard)),
+    })
+}
+
+/// How the shard itself is.
+fn status(shard: &Shard) -> proto::ShardStatus {
+    let device = shard.engine.device().map(|device| {
+        let stats = device.stats();
+        proto::DeviceStatus {
+            name: device.info().name.clone(),
+            memory_used: stats.memory_used,
+            memory_budget: stats.memory_budget,
+        }
+    });
+    proto::ShardStatus {
+        version: env!("CARGO_PKG_VERSION").into(),
+        uptime_ms: shard.started.elapsed().as_millis() as u64,
+        state: shard.readiness().0.into(),
+        partitions: shard.topology.owned_by(shard.number).len() as u32,
+        pool: if device.is_some() { "cuda" } else { "host" }.into(),
+        device,
+        in_flight: (shard.max_in_flight - shard.in_flight.available_permits()) as u64,
+        in_flight_limit: shard.max_in_flight as u64,
+        shed: shard.metrics.shed.get(),
+        log: shard.log.get().map(Log::stats).map(|log| proto::LogStatus {
+            bytes: log.disk_bytes,
+            waiting_bytes: log.waiting_bytes,
+            unsynced_changes: log.unsynced_changes,
+            full: log.full,
+        }),
+        checkpoint: shard.checkpoints.as_ref().map(|checkpoints| {
+            let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            proto::CheckpointStatus {
+                last: count(&checkpoints.counts.sequence),
+                made: count(&checkpoints.counts.made),
+                bytes: count(&checkpoints.counts.bytes),
+                millis: count(&checkpoints.counts.millis),
+                failures: count(&checkpoints.counts.failures),
+            }
+        }),
+        bucket_seconds: metrics::SECONDS.to_vec(),
+        methods: shard.metrics.methods(),
+    }
+}
+
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn stats(&self, request: Request<proto::StatsRequest>) -> Result<Response<proto::StatsResponse>, Status> {
         let table = request.into_inner().table;
-        self.shard
-            .run(move |shard| {
-                let tables = match table.is_empty() {
-                    false => vec![shard.engine.stats(&table)?],
-                    true => {
-                        shard.engine.table_names().iter().filter_map(|name| shard.engine.stats(name).ok()).collect()
-                    }
-                };
-                Ok(proto::StatsResponse {
-                    shard: shard.number,
-                    tables: tables.iter().map(wire::stats_to).collect(),
-                    memory_used: shard.engine.memory_used(),
-                    memory_budget: shard.memory_budget.unwrap_or(0),
-                    last_lsn: shard.engine.last_lsn().0,
-                    open_clients: shard.engine.open_clients() as u64,
-                })
-            })
-            .await
-            .map(Response::new)
+        self.shard.run(move |shard| stats(shard, &table)).await.map(Response::new)
     }
 
     async fn topology(&self, _: Request<proto::TopologyRequest>) -> Result<Response<proto::TopologyResponse>, Status> {

@@ -1,4 +1,4 @@
-//! The HTTP port: metrics and probes.
+//! The HTTP port: metrics, probes and the console.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::shard::{Recovering, Shard};
+use super::console;
+use super::shard::Shard;
 
 /// The routes of a shard.
 pub fn routes(shard: Arc<Shard>) -> Router {
@@ -16,8 +17,8 @@ pub fn routes(shard: Arc<Shard>) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
-        .route("/", get(async || "hotrow: /metrics, /healthz, /readyz\n"))
-        .with_state(shard)
+        .with_state(Arc::clone(&shard))
+        .merge(console::routes(shard))
 }
 
 async fn metrics(State(shard): State<Arc<Shard>>) -> Response {
@@ -30,18 +31,7 @@ async fn metrics(State(shard): State<Arc<Shard>>) -> Response {
 }
 
 async fn ready(State(shard): State<Arc<Shard>>) -> (StatusCode, String) {
-    let recovering = *shard.recovering.lock();
-    match (recovering, *shard.draining.borrow()) {
-        (Some(Recovering { log, bytes, total_bytes, changes }), _) => {
-            let text = match log {
-                false => format!("recovering: {bytes} of {total_bytes} bytes of the checkpoint read\n"),
-                true => {
-                    format!("recovering: {changes} changes applied, {bytes} of {total_bytes} bytes of the log read\n")
-                }
-            };
-            (StatusCode::SERVICE_UNAVAILABLE, text)
-        }
-        (None, false) => (StatusCode::OK, "ready\n".into()),
-        (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into()),
-    }
+    let (state, text) = shard.readiness();
+    let code = if state == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, format!("{text}\n"))
 }

@@ -3,6 +3,7 @@
 //! Requests are counted as they happen. What the engine counts by itself is read when somebody asks. The names are
 //! listed in `docs/OPERATIONS.md`, and a test compares the two.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::shard::Shard;
 use crate::cache::cuda::{Device, DeviceStats};
 use crate::durability::{Log, LogStats};
 use crate::engine::TableStats;
+use crate::proto;
 
 /// What is counted.
 pub struct Metrics {
@@ -29,7 +31,7 @@ pub struct Metrics {
 }
 
 /// From 50 microseconds to 10 seconds.
-const SECONDS: [f64; 17] =
+pub const SECONDS: [f64; 17] =
     [0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 
 impl Metrics {
@@ -68,6 +70,33 @@ impl Metrics {
     pub fn finished(&self, method: &str, code: Code, time: Duration) {
         self.duration.with_label_values(&[method]).observe(time.as_secs_f64());
         self.requests.with_label_values(&[method, code_name(code)]).inc();
+    }
+
+    /// What was counted of requests, by method.
+    pub fn methods(&self) -> Vec<proto::MethodStats> {
+        let label = |metric: &Metric, name: &str| {
+            let pair = metric.get_label().iter().find(|pair| pair.name() == name);
+            pair.map_or_else(String::new, |pair| pair.value().to_string())
+        };
+        let mut failed = BTreeMap::<String, u64>::new();
+        for metric in self.requests.collect().iter().flat_map(MetricFamily::get_metric) {
+            if label(metric, "code") != code_name(Code::Ok) {
+                *failed.entry(label(metric, "method")).or_default() += metric.get_counter().get_value() as u64;
+            }
+        }
+        let mut methods: Vec<_> = (self.duration.collect().iter().flat_map(MetricFamily::get_metric))
+            .map(|metric| {
+                let (method, histogram) = (label(metric, "method"), metric.get_histogram());
+                proto::MethodStats {
+                    requests: histogram.get_sample_count(),
+                    failed: failed.get(&method).copied().unwrap_or(0),
+                    buckets: histogram.get_bucket().iter().map(|bucket| bucket.cumulative_count()).collect(),
+                    method,
+                }
+            })
+            .collect();
+        methods.sort_by(|a, b| a.method.cmp(&b.method));
+        methods
     }
 
     /// Everything, as text.

@@ -9,6 +9,7 @@ mod auth;
 mod buffers;
 mod checkpoints;
 pub mod config;
+mod console;
 mod data;
 mod gate;
 mod http;
@@ -25,7 +26,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use dashmap::DashMap;
@@ -113,6 +114,7 @@ impl Server {
             checkpoints: Checkpoints::open(&config)?,
             recovering: Mutex::new(None),
             cut_bytes: AtomicU64::new(0),
+            started: Instant::now(),
             draining: watch::Sender::new(false),
         });
         shard.metrics.watch(&shard);

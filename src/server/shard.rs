@@ -74,6 +74,8 @@ pub struct Shard {
     pub recovering: Mutex<Option<Recovering>>,
     /// Bytes cut off the log's end at the start, because they were never a whole group.
     pub cut_bytes: AtomicU64,
+    /// When it was made.
+    pub started: Instant,
     /// True when this shard is ending.
     pub draining: watch::Sender<bool>,
 }
@@ -133,6 +135,23 @@ impl Shard {
             // A client tries again, with the same sequence, when the shard is back.
             Some(log) => log.safe(lsn).await.map_err(Status::unavailable),
             None => Ok(()),
+        }
+    }
+
+    /// Whether it takes requests: `ready`, `recovering` or `draining`, and the same in more words.
+    pub fn readiness(&self) -> (&'static str, String) {
+        let recovering = *self.recovering.lock();
+        match (recovering, *self.draining.borrow()) {
+            (Some(Recovering { log: false, bytes, total_bytes, .. }), _) => {
+                ("recovering", format!("recovering: {bytes} of {total_bytes} bytes of the checkpoint read"))
+            }
+            (Some(Recovering { log: true, bytes, total_bytes, changes }), _) => {
+                let text =
+                    format!("recovering: {changes} changes applied, {bytes} of {total_bytes} bytes of the log read");
+                ("recovering", text)
+            }
+            (None, false) => ("ready", "ready".into()),
+            (None, true) => ("draining", "draining".into()),
         }
     }
 

@@ -14,6 +14,7 @@ mod raw;
 mod bad_input_is_refused;
 mod certificates;
 mod checkpoints;
+mod console;
 mod dead_shard;
 mod drain;
 mod exactly_once;

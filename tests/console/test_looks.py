@@ -1,0 +1,144 @@
+"""Light and dark, wide and narrow: everything can be read, and nothing sticks out."""
+
+import copy
+import json
+
+import pytest
+
+PHONE = {"width": 375, "height": 812}
+SIZES = [PHONE, {"width": 768, "height": 1024}, {"width": 1024, "height": 768}, {"width": 1440, "height": 900}]
+CURVE = [0.62, 0.71, 0.79, 0.86, 0.91]
+
+# Every piece of text with its colour and what is behind it, layer by layer.
+CONTRASTS = """() => {
+    const parse = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+    const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
+    const light = ([r, g, b]) => {
+        const part = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+        return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+    };
+    const behind = element => {
+        const layers = [];
+        for (let e = element; e; e = e.parentElement) layers.push(parse(getComputedStyle(e).backgroundColor));
+        return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+    };
+    const found = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node; (node = walker.nextNode());) {
+        const element = node.parentElement;
+        if (!node.textContent.trim() || !element.checkVisibility() || element.closest('script, style, noscript')) continue;
+        const style = getComputedStyle(element);
+        const back = behind(element);
+        const front = over(parse(element.closest('svg') ? style.fill : style.color), back);
+        const [a, b] = [light(front), light(back)].sort((x, y) => y - x);
+        found.push([(a + 0.05) / (b + 0.05), node.textContent.trim().slice(0, 40), element.className.toString()]);
+    }
+    return found;
+}"""
+
+OVERHANG = """() => [...document.querySelectorAll('body *')].filter(e => e.checkVisibility())
+    .filter(e => { const r = e.getBoundingClientRect(); return r.width > 1 && (r.right > innerWidth + 0.5 || r.left < -0.5); })
+    .map(e => `${e.tagName} ${e.className} ${e.textContent.slice(0, 30)}`)"""
+
+
+@pytest.fixture(scope="module")
+def everything(cluster):
+    """An answer with all that the page can show: each state, a curve, alarms, and a name as long as names may be."""
+    answer = cluster.status()
+    item = answer["tables"][0]
+    slots = item["cache_slots"]
+    item["curve"] = [{"rows": round(slots * 2 ** (i - 2)), "hit_rate": rate} for i, rate in enumerate(CURVE)]
+    longest = copy.deepcopy(item)
+    longest["table"] = "a/very-long.name_" + "x" * 238
+    answer["tables"].append(longest)
+    shard = answer["shards"][1]
+    for number, state in enumerate(["ready", "draining", "recovering"], 2):
+        other = copy.deepcopy(shard)
+        other.update(shard=number, state=state, address="a-long-host-name.with-a-domain.example.internal:7700")
+        other["status"]["log"]["full"] = state == "ready"
+        other["status"]["shed"] = 12
+        other["status"]["checkpoint"]["failures"] = 3
+        other["memory_used"] = other["memory_budget"] - 1
+        other["status"]["methods"][0]["failed"] = 5
+        answer["shards"].append(other)
+    reason = "no answer in 1 s: recovering, or busy"
+    answer["shards"].append({"shard": 5, "address": "10.0.0.5:7700", "state": "silent", "reason": reason})
+    reason = "Connection refused (os error 111)"
+    answer["shards"].append({"shard": 6, "address": "10.0.0.6:7700", "state": "down", "reason": reason})
+    return answer
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(cluster, open_page, everything, scheme):
+    page = open_page(cluster.page, stub=everything, color_scheme=scheme)
+    page.wait_for_function("() => document.querySelector('[data-tile=pulled] .value').textContent !== '–'")
+    found = page.evaluate(CONTRASTS)
+    states = {text for _, text, kind in found if "pill" in kind}
+    assert {"ready", "draining", "recovering", "no answer", "down", "log full", "live"} <= states
+    assert any("today" in text for _, text, _ in found) and len(found) > 100
+    assert [each for each in found if each[0] < 4.5] == []
+
+
+def test_light_is_light_and_dark_is_dark(cluster, open_page):
+    page = open_page(cluster.page, color_scheme="light")
+    ground = "() => getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)"
+    light = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(ground)
+    assert min(light) > 200 and max(dark) < 50
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: size["width"])
+def test_nothing_sticks_out(cluster, open_page, everything, size):
+    for stub in (None, everything):
+        page = open_page(cluster.page, stub=stub, viewport=size)
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
+        assert page.evaluate(OVERHANG) == []
+
+
+def test_on_a_phone_every_number_has_its_name(cluster, open_page):
+    page = open_page(cluster.page, viewport=PHONE, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
+    label = "e => getComputedStyle(e, '::before').content"
+    cells = page.locator("tbody td").all()
+    assert len(cells) > 10
+    for cell in cells:
+        assert cell.evaluate(label) == json.dumps(cell.get_attribute("data-label")) != '""'
+
+
+def test_it_can_be_heard(cluster, open_page, everything):
+    """What a screen reader is told: names for pictures, heads for columns and rows."""
+    for viewport in (SIZES[-1], PHONE):
+        page = open_page(cluster.page, stub=everything, viewport=viewport)
+        for picture in page.locator("[role=img]").all():
+            assert picture.get_attribute("aria-label")
+        for table in page.get_by_role("table").all():
+            heads = table.get_by_role("columnheader").count()
+            assert heads >= 6
+            lines = table.get_by_role("row").all()[1:]
+            assert lines
+            for line in lines:
+                assert (line.get_by_role("rowheader").count(), line.get_by_role("cell").count()) == (1, heads - 1)
+        assert page.get_by_role("heading", level=1).inner_text() == "hotrow"
+
+
+def test_the_curve_is_drawn_and_says_it_in_words(cluster, open_page, everything):
+    page = open_page(cluster.page, stub=everything)
+    card = page.locator("[data-curve='item']")
+    assert page.locator("#curves .curve").count() == 2, "one for each table that has a curve"
+    slots = everything["tables"][0]["cache_slots"]
+    assert card.locator("p").inner_text().replace("\u00a0", " ") == "At half the cache 71.0 %, at twice 86.0 %, at four times 91.0 %"
+    assert "79.0" in card.locator(".today-text").text_content() and f"{slots / 1000:.1f}" in card.locator(".today-text").text_content()
+    # Today's size is in the middle of five, on the line; and more cache is never less.
+    dots = [tuple(float(dot.get_attribute(name)) for name in ("cx", "cy")) for dot in card.locator(".predicted-dot").all()]
+    today = card.locator(".today-dot")
+    assert (float(today.get_attribute("cx")), float(today.get_attribute("cy"))) == pytest.approx(dots[2], abs=0.1)
+    assert len(dots) == 5 and dots == sorted(dots, key=lambda dot: (dot[0], -dot[1]))
+    assert [round((150 - y) / 128, 2) for _, y in dots] == CURVE
+
+
+def test_without_a_curve_there_is_no_empty_picture(cluster, open_page):
+    answer = cluster.status()
+    for table in answer["tables"]:
+        table["curve"] = []
+    assert open_page(cluster.page, stub=answer).locator("#curves").is_hidden()
