@@ -37,8 +37,9 @@ def open_page(browser):
         context = browser.new_context(**settings)
         contexts.append(context)
         page = context.new_page()
-        page.requested = []
+        page.requested, page.answered = [], []
         page.on("request", lambda request: page.requested.append(request.url))
+        page.on("response", lambda response: page.answered.append(response.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
 
         def said(message):

@@ -37,7 +37,7 @@ def test_the_browser_would_refuse_others(cluster, open_page):
     expected = {"connect-src", "img-src", "script-src-elem", "style-src-attr", "frame-src"}
     assert set(refused) == expected
     assert page.evaluate("window.injected") is None
-    assert other not in page.requested
+    assert other not in page.answered
 
 
 def test_headers(cluster, open_page):

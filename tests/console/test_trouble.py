@@ -31,7 +31,8 @@ def test_a_shard_that_is_killed_is_down_until_it_is_back(cluster, open_page):
     expect(page.locator("#without")).to_have_text("without shard 1, which does not answer")
     expect(page).to_have_title("(!) ranking · hotrow")
     rows = page.locator("[data-table='item'] [data-cell='rows'] .main")
-    expect(rows).to_have_attribute("title", "100,000")
+    left = cluster.shards[0].metrics()[("hotrow_rows", ("state", "all"), ("table", "item"))]
+    expect(rows).to_have_attribute("title", f"{left:,.0f}")
     cluster.shards[1].start()
     expect(state).to_have_text("ready")
     expect(rows).to_have_attribute("title", "200,000")
@@ -51,6 +52,13 @@ def test_a_server_that_is_gone_is_said_and_waited_for(cluster, open_page):
     # Counts start again from zero, and no rate comes out of that.
     expect(page.locator("[data-tile='pulled'] .value")).to_have_text("0")
     assert page.evaluate("window.stillHere")
+
+
+def test_a_server_that_recovers_says_how_far_it_is(cluster, open_page):
+    answer = cluster.status()
+    answer["readiness"] = "recovering: 12 changes applied, 3000 of 9000 bytes of the log read"
+    page = open_page(cluster.page, stub=answer)
+    expect(page.locator("#notice")).to_have_text(f"Shard 0 is {answer['readiness']}")
 
 
 def test_a_page_that_nobody_sees_asks_nothing(cluster, open_page):
