@@ -27,8 +27,8 @@ const PAGE: &str = include_str!("console.html");
 const NONCE: &str = "{nonce}";
 /// How long a shard may take to answer before it is shown as one that does not.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long an answer is handed out again, so that many pages cost as much as one. Below the second in which a page asks
-/// again, so that one page always gets new numbers.
+/// How long an answer is handed out again, so that many pages cost as much as one. Below the second after which a page
+/// asks again, so that one page always gets new numbers.
 const FRESH: Duration = Duration::from_millis(900);
 
 type Other = Result<AdminClient<tonic::transport::Channel>, String>;
@@ -52,7 +52,7 @@ pub fn routes(shard: Arc<Shard>) -> Router {
     Router::new().route("/", get(page)).route("/api/status", get(status)).with_state(console)
 }
 
-/// The page. It may run its own script and ask its own server; whatever else came into it would be refused by the browser.
+/// The page. It may run its own script and ask its own server; the browser refuses whatever else came into it.
 async fn page() -> Response {
     let mut random = [0; 16];
     if let Err(error) = getrandom::fill(&mut random) {
@@ -137,7 +137,8 @@ impl Console {
         let mut other = self.others[number].clone().map_err(|reason| Missing { state: "down", reason })?;
         let request = self.shard.credentials.request(proto::StatsRequest::default());
         match tokio::time::timeout(PATIENCE, other.stats(request)).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Ok(answer)) if answer.get_ref().status.is_some() => Ok(answer.into_inner()),
+            Ok(Ok(_)) => Err(Missing { state: "silent", reason: "its version is too old to tell".into() }),
             Ok(Err(status)) => Err(missing(&status)),
             Err(_) => {
                 let reason = format!("no answer in {} s: recovering, or busy", PATIENCE.as_secs());
@@ -158,11 +159,10 @@ fn missing(status: &Status) -> Missing {
 }
 
 fn shard_json(number: usize, address: &str, stats: &proto::StatsResponse) -> Value {
-    let state = stats.status.as_ref().map_or("ready", |status| &status.state);
     json!({
         "shard": number,
         "address": address,
-        "state": state,
+        "state": stats.status.as_ref().map(|status| &status.state),
         "memory_used": stats.memory_used,
         "memory_budget": stats.memory_budget,
         "last_lsn": stats.last_lsn,

@@ -1,4 +1,4 @@
-//! The console: one page that loads nothing else, and one answer with the numbers of all shards, the same as `/metrics`.
+//! The console: a page that loads nothing else, and one answer with the numbers of all shards, the same as `/metrics`.
 
 use std::time::{Duration, Instant};
 
