@@ -12,7 +12,7 @@ SECONDS = 130
 LOADS = {
     "ad/creative": ["--rows", "400000", "--dim", "32", "--zipf", "1.2", "--batch", "1024"],
     "item": ["--rows", "1000000", "--dim", "64", "--zipf", "1.05", "--batch", "1024"],
-    "user": ["--rows", "3000000", "--dim", "64", "--zipf", "0.9", "--batch", "512", "--precision", "int4", "--cache", "10%"],
+    "user": ["--rows", "3000000", "--dim", "64", "--zipf", "0.9", "--batch", "512", "--precision", "int4"],
 }
 PICTURES = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5},
@@ -33,7 +33,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="hotrow-console-") as folder:
         fonts = Path(folder) / "fonts.conf"
         fonts.write_text(FONTS.format(folder=folder))
-        cluster = Cluster(Path(folder), "--cluster", "ranking", "--memory", "400MiB", "--checkpoint-interval-seconds", "45")
+        flags = ["--cluster", "ranking", "--memory", "400MiB", "--checkpoint-interval-seconds", "45"]
+        cluster = Cluster(Path(folder), *flags)
         cluster.run("table", "create", "country", "--dim", "16", "--rows", "250")
         loads = [cluster.load(table, SECONDS, *flags) for table, flags in LOADS.items()]
         with chromium({**os.environ, "FONTCONFIG_FILE": str(fonts)}) as browser:

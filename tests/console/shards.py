@@ -73,9 +73,8 @@ class Cluster:
     def __init__(self, folder, *flags, shards=2):
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(shards)]
         saved = ["--checkpoints", str(folder / "saved"), "--sync", "interval"]
-        self.shards = [
-            Shard(number, addresses, [*saved, "--data-dir", str(folder / f"data-{number}"), *flags]) for number in range(shards)
-        ]
+        data = [["--data-dir", str(folder / f"data-{number}")] for number in range(shards)]
+        self.shards = [Shard(number, addresses, [*saved, *data[number], *flags]) for number in range(shards)]
         self.page = f"http://{self.shards[0].http}/"
 
     def run(self, *arguments):

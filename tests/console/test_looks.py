@@ -29,7 +29,8 @@ CONTRASTS = """() => {
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let node; (node = walker.nextNode());) {
         const element = node.parentElement;
-        if (!node.textContent.trim() || !element.checkVisibility() || element.closest('script, style, noscript')) continue;
+        if (!node.textContent.trim() || element.closest('script, style, noscript')) continue;
+        if (!element.checkVisibility()) continue;
         const style = getComputedStyle(element);
         const back = behind(element);
         const front = over(parse(element.closest('svg') ? style.fill : style.color), back);
@@ -40,7 +41,10 @@ CONTRASTS = """() => {
 }"""
 
 OVERHANG = """() => [...document.querySelectorAll('body *')].filter(e => e.checkVisibility())
-    .filter(e => { const r = e.getBoundingClientRect(); return r.width > 1 && (r.right > innerWidth + 0.5 || r.left < -0.5); })
+    .filter(e => {
+        const r = e.getBoundingClientRect();
+        return r.width > 1 && (r.right > innerWidth + 0.5 || r.left < -0.5);
+    })
     .map(e => `${e.tagName} ${e.className} ${e.textContent.slice(0, 30)}`)"""
 
 
@@ -150,13 +154,14 @@ def test_the_curve_is_drawn_and_says_it_in_words(cluster, open_page, everything)
     page = open_page(cluster.page, stub=everything)
     card = page.locator("[data-curve='item']")
     assert page.locator("#curves .curve").count() == 2, "one for each table that has a curve"
-    assert card.locator("p").inner_text().replace("\u00a0", " ") == "At half the cache 71.0 %, at twice 86.0 %, at four times 91.0 %"
+    words = "At half the cache 71.0 %, at twice 86.0 %, at four times 91.0 %"
+    assert card.locator("p").inner_text().replace("\u00a0", " ") == words
     slots = count(everything["tables"][0]["cache_slots"])
     assert card.locator(".today-text").text_content() == f"today {slots} rows, 79.0\u00a0%"
     # Today's size is in the middle of five, on the line; and more cache is never less.
-    dots = [tuple(float(dot.get_attribute(name)) for name in ("cx", "cy")) for dot in card.locator(".predicted-dot").all()]
-    today = card.locator(".today-dot")
-    assert (float(today.get_attribute("cx")), float(today.get_attribute("cy"))) == pytest.approx(dots[2], abs=0.1)
+    place = lambda dot: tuple(float(dot.get_attribute(name)) for name in ("cx", "cy"))
+    dots = list(map(place, card.locator(".predicted-dot").all()))
+    assert place(card.locator(".today-dot")) == pytest.approx(dots[2], abs=0.1)
     assert len(dots) == 5 and dots == sorted(dots, key=lambda dot: (dot[0], -dot[1]))
     assert [round((150 - y) / 128, 2) for _, y in dots] == CURVE
 

@@ -21,6 +21,16 @@ def cell(page, row, name, part=".main"):
     return page.locator(f"{row} [data-cell='{name}'] {part}").first
 
 
+def reader(page, row):
+    """What cells of a row show, and what they say when they are pointed at."""
+
+    def shown(name, part=".main"):
+        found = cell(page, row, name, part)
+        return found.inner_text(), found.get_attribute("title")
+
+    return shown
+
+
 @pytest.fixture(scope="module")
 def settled(cluster):
     """Nothing happens any more: what was to be synced is, and answers from before are forgotten."""
@@ -37,7 +47,7 @@ def test_tables_match_the_metrics(settled, open_page):
     assert [row.get_attribute("data-table") for row in page.locator("[data-table]").all()] == TABLES
     for table in TABLES:
         row = f"[data-table='{table}']"
-        shown = lambda name, part=".main": (cell(page, row, name, part).inner_text(), cell(page, row, name, part).get_attribute("title"))
+        shown = reader(page, row)
         rows = total("hotrow_rows", table=table, state="all")
         assert shown("rows") == (count(rows), f"{rows:,.0f}")
         assert shown("rows", ".sub")[0] == percent(total("hotrow_rows", table=table, state="stored") / rows) + " stored"
@@ -69,7 +79,7 @@ def test_shards_match_the_metrics(settled, open_page):
     for shard in settled.shards:
         metrics, row = shard.metrics(), f"[data-shard='{shard.number}']"
         value = lambda name: metrics[(name,)]
-        shown = lambda name, part=".main": (cell(page, row, name, part).inner_text(), cell(page, row, name, part).get_attribute("title"))
+        shown = reader(page, row)
         assert page.locator(f"{row} .pill").inner_text() == "ready"
         assert shard.address in page.inner_text(row)
         used, budget = value("hotrow_memory_used_bytes"), value("hotrow_memory_budget_bytes")
@@ -93,7 +103,8 @@ def test_the_cluster_and_its_methods_match_the_metrics(settled, open_page):
     used = total("hotrow_memory_used_bytes")
     assert page.inner_text("[data-tile='memory'] .figure") == size(used)
     for tile, op in [("pulled", "pull"), ("pushed", "push")]:
-        lookups = sum(total("hotrow_cache_lookups_total", table=t, op=op, result=r) for t in TABLES for r in ("hit", "miss"))
+        both = [(table, result) for table in TABLES for result in ("hit", "miss")]
+        lookups = sum(total("hotrow_cache_lookups_total", table=table, op=op, result=result) for table, result in both)
         assert page.inner_text(f"[data-tile='{tile}'] .sub") == f"{count(lookups)} since the start"
     methods = [row.get_attribute("data-method") for row in page.locator("[data-method]").all()]
     assert {"Data/Pull", "Data/Stream.Push", "Tables/Create", "Checkpoints/Save"} <= set(methods)
@@ -110,7 +121,8 @@ def test_numbers_move_without_a_reload_and_nothing_jumps(cluster, open_page):
     page = open_page(cluster.page)
     page.evaluate("window.stillHere = true")
     places = """() => [...document.querySelectorAll('section h2, thead th, tbody tr, .tile, td, .picture, .bar')]
-        .filter(e => e.checkVisibility()).map(e => { const r = e.getBoundingClientRect(); return [r.top, r.left, r.width, r.height].join(' ') })"""
+        .filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect())
+        .map(r => [r.top, r.left, r.width, r.height].join(' '))"""
     page.wait_for_function("() => document.querySelector('[data-tile=pulled] .value').textContent === '0'")
     assert page.inner_text("[data-tile='pull-hits'] .value") == "idle"
     before = page.evaluate(places)
@@ -135,7 +147,8 @@ def test_numbers_move_without_a_reload_and_nothing_jumps(cluster, open_page):
     for tile in ("pull-hits", "push-hits"):
         assert 0 < number(page.inner_text(f"[data-tile='{tile}'] .value")) < 100
     assert re.match(r"[\d.]+\s(µs|ms|s)", cell(page, "[data-method='Data/Pull']", "p99").inner_text())
-    assert re.match(r"from [\d.]+\s(µs|ms|s) to ", page.locator("[data-method='Data/Pull'] .range").get_attribute("aria-label"))
+    range_of = page.locator("[data-method='Data/Pull'] .range").get_attribute("aria-label")
+    assert re.match(r"from [\d.]+\s(µs|ms|s) to ", range_of)
 
 
 def test_quantiles_and_rates_are_those_of_the_time_between(cluster, open_page):

@@ -27,7 +27,9 @@ def test_the_browser_would_refuse_others(cluster, open_page):
             document.addEventListener('securitypolicyviolation', event => refused.push(event.effectiveDirective));
             await fetch(other).catch(() => {});
             document.body.append(Object.assign(new Image(), { src: other }));
-            document.body.append(Object.assign(document.createElement('script'), { textContent: 'window.injected = 1' }));
+            const script = document.createElement('script');
+            script.textContent = 'window.injected = 1';
+            document.body.append(script);
             document.body.insertAdjacentHTML('beforeend', '<p style="color: red"></p><iframe src="/metrics"></iframe>');
             await new Promise(done => setTimeout(done, 300));
             return refused;
