@@ -158,7 +158,7 @@ def test_quantiles_and_rates_are_those_of_the_time_between(cluster, open_page):
     turn = {"n": 0}
 
     def answer():
-        # 100 pulls a second on each shard: half take up to 1 ms, and all but one of 100 up to 10 ms.
+        # 200 pulls a second on each shard: half take up to 1 ms, 99 of 100 up to 10 ms, the others up to 20 ms.
         n = turn["n"] = turn["n"] + 1
         for shard in first["shards"]:
             shard["status"]["uptime_ms"] = 1_000_000 + 1000 * n
