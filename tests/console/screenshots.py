@@ -1,6 +1,7 @@
 """Makes docs/console-*.png: two shards with a log and checkpoints, three tables in training."""
 
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -46,6 +47,8 @@ def main():
                 page.bring_to_front()
                 path = ROOT / "docs" / f"console-{name}.png"
                 page.screenshot(path=path, full_page=name != "phone")
+                # A few hundred colours are all there are.
+                subprocess.run(["pngquant", "--force", "--output", str(path), "--", str(path)], check=True)
                 print(path.relative_to(ROOT), path.stat().st_size, "bytes")
         codes = [load.wait() for load in loads]
         cluster.end()
