@@ -35,6 +35,17 @@ pub enum SyncPolicy {
     Never,
 }
 
+impl SyncPolicy {
+    /// What it is called in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            SyncPolicy::Always => "always",
+            SyncPolicy::Interval(_) => "interval",
+            SyncPolicy::Never => "never",
+        }
+    }
+}
+
 /// How a log is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct LogOptions {
@@ -236,6 +247,11 @@ impl Log {
             Some(reason) if reached.synced < lsn => Err(reason.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// When a change counts as safe.
+    pub fn sync(&self) -> SyncPolicy {
+        self.options.sync
     }
 
     /// Whether it takes no more changes, for good: it has failed, or is closed.

@@ -95,6 +95,11 @@ impl Checkpoints {
         }))
     }
 
+    /// How often the cluster is saved; `None` where only when somebody asks.
+    pub fn interval(&self) -> Option<Duration> {
+        self.interval
+    }
+
     /// The shard has started from these.
     pub async fn start_from(&self, plan: &Plan) {
         let mut state = self.state.lock().await;
@@ -228,8 +233,12 @@ impl Shard {
     ) -> Result<Manifest> {
         let checkpoints = self.checkpoints()?;
         let _one_at_a_time = checkpoints.coordinating.try_lock().map_err(|_| Error::SaveUnderWay)?;
-        checkpoints.store.check_cluster(&self.cluster_identity()).await?;
-        let sequence = checkpoints.store.next_sequence().await?;
+        let begun = async {
+            checkpoints.store.check_cluster(&self.cluster_identity()).await?;
+            checkpoints.store.next_sequence().await
+        };
+        // Nobody has a part yet that would be counted.
+        let sequence = begun.await.inspect_err(|_| _ = checkpoints.counts.failures.fetch_add(1, Ordering::Relaxed))?;
         let progress = Mutex::new(BTreeMap::<u32, proto::SaveShardProgress>::new());
         let tell = |shard: u32, message: proto::SaveShardProgress| {
             let mut progress = progress.lock();

@@ -13,7 +13,7 @@ use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricT
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry, TextEncoder};
 use tonic::Code;
 
-use super::checkpoints::Counts;
+use super::checkpoints::{Checkpoints, Counts};
 use super::shard::Shard;
 use crate::cache::cuda::{Device, DeviceStats};
 use crate::durability::{Log, LogStats};
@@ -234,7 +234,7 @@ const TABLE_METRICS: [TableMetric; 11] = [
 /// A metric per shard: its name, its help, its type and its value.
 type ShardMetric = (&'static str, &'static str, MetricType, fn(&Shard) -> f64);
 
-const SHARD_METRICS: [ShardMetric; 20] = [
+const SHARD_METRICS: [ShardMetric; 23] = [
     ("hotrow_memory_used_bytes", "Bytes that tables have taken.", MetricType::GAUGE, |s| s.engine.memory_used() as f64),
     ("hotrow_memory_budget_bytes", "Bytes that tables may take; 0 is no limit.", MetricType::GAUGE, |s| {
         s.memory_budget.unwrap_or(0) as f64
@@ -249,6 +249,12 @@ const SHARD_METRICS: [ShardMetric; 20] = [
     ("hotrow_rpc_in_flight_limit", "Requests that may be under way.", MetricType::GAUGE, |s| s.max_in_flight as f64),
     ("hotrow_owned_partitions", "Partitions that this shard owns.", MetricType::GAUGE, |s| {
         s.topology.owned_by(s.number).len() as f64
+    }),
+    ("hotrow_shards", "Shards that there are as this one is configured.", MetricType::GAUGE, |s| {
+        s.topology.shards.len() as f64
+    }),
+    ("hotrow_ready", "1 while requests are taken; 0 while the shard recovers or drains.", MetricType::GAUGE, |s| {
+        f64::from(u8::from(s.is_ready()))
     }),
     ("hotrow_log_appended_bytes_total", "Bytes appended to the log.", MetricType::COUNTER, |s| {
         log(s).appended_bytes as f64
@@ -288,9 +294,18 @@ const SHARD_METRICS: [ShardMetric; 20] = [
     ("hotrow_checkpoint_last_seconds", "How long this shard's part took.", MetricType::GAUGE, |s| {
         checkpoints(s, |counts| &counts.millis) / 1000.0
     }),
-    ("hotrow_checkpoint_failures_total", "Parts of checkpoints that came to nothing.", MetricType::COUNTER, |s| {
-        checkpoints(s, |counts| &counts.failures)
-    }),
+    (
+        "hotrow_checkpoint_failures_total",
+        "Checkpoints, or parts of them, that came to nothing.",
+        MetricType::COUNTER,
+        |s| checkpoints(s, |counts| &counts.failures),
+    ),
+    (
+        "hotrow_checkpoint_interval_seconds",
+        "How often the cluster is saved; 0: only when somebody asks.",
+        MetricType::GAUGE,
+        |s| s.checkpoints.as_ref().and_then(Checkpoints::interval).map_or(0.0, |interval| interval.as_secs_f64()),
+    ),
 ];
 
 /// Zero where nothing is saved.
@@ -346,6 +361,9 @@ fn log(shard: &Shard) -> LogStats {
     shard.log.get().map(Log::stats).unwrap_or_default()
 }
 
+const LOG_INFO: (&str, &str) =
+    ("hotrow_log_info", "Always 1, and only where changes are logged; when they are acknowledged is in the label.");
+
 const BUILD_INFO: (&str, &str) = ("hotrow_build_info", "Always 1; what runs is in the labels.");
 
 fn descs() -> prometheus::Result<Vec<Desc>> {
@@ -356,14 +374,15 @@ fn descs() -> prometheus::Result<Vec<Desc>> {
     let shards = SHARD_METRICS
         .iter()
         .map(|&(name, help, ..)| Desc::new(name.into(), help.into(), Vec::new(), Default::default()));
-    let labels = ["version", "simd", "shard", "cluster"].map(String::from).to_vec();
+    let labels = ["version", "simd", "shard", "cluster", "topology", "seed"].map(String::from).to_vec();
     let build = Desc::new(BUILD_INFO.0.into(), BUILD_INFO.1.into(), labels, Default::default());
     let devices = DEVICE_METRICS.iter().map(|&(name, help, _, label, _)| {
         Desc::new(name.into(), help.into(), label.into_iter().map(String::from).collect(), Default::default())
     });
     let labels = ["pool", "device", "name"].map(String::from).to_vec();
     let pool = Desc::new(POOL_INFO.0.into(), POOL_INFO.1.into(), labels, Default::default());
-    tables.chain(shards).chain(devices).chain([build, pool]).collect()
+    let log = Desc::new(LOG_INFO.0.into(), LOG_INFO.1.into(), vec!["sync".into()], Default::default());
+    tables.chain(shards).chain(devices).chain([build, pool, log]).collect()
 }
 
 /// Reads the engine when somebody asks.
@@ -402,9 +421,13 @@ impl Collector for EngineCollector {
             pair("simd", crate::numeric::simd::name()),
             pair("shard", &shard.number.to_string()),
             pair("cluster", &shard.topology.cluster),
+            pair("topology", &format!("{:016x}", shard.topology.version)),
+            pair("seed", &shard.engine.config().seed.to_string()),
         ];
         let build = metric(MetricType::GAUGE, labels, 1.0);
         families.push(family(BUILD_INFO.0, BUILD_INFO.1, MetricType::GAUGE, vec![build]));
+        let log = shard.log.get().map(|log| metric(MetricType::GAUGE, vec![pair("sync", log.sync().name())], 1.0));
+        families.push(family(LOG_INFO.0, LOG_INFO.1, MetricType::GAUGE, log.into_iter().collect()));
         families.extend(pool_families(&shard));
         families.retain(|family| !family.get_metric().is_empty());
         families
