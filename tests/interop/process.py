@@ -25,10 +25,11 @@ def run(*command):
 class Process:
     """A program whose standard error is kept line by line."""
 
-    def __init__(self, *command):
+    def __init__(self, *command, **more):
+        """`more` are variables of its environment."""
         self.command = [str(word) for word in command]
         self.child = subprocess.Popen(
-            self.command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            self.command, env=environment() | more, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self.log = []
         self._lines = queue.Queue()

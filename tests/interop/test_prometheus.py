@@ -1,15 +1,9 @@
 """A real Prometheus scrapes a server and answers the question that users ask first."""
 
-import json
-import socket
-import time
-import urllib.parse
-import urllib.request
-
 import numpy as np
 import pytest
 
-from process import PATIENCE, Process
+from prometheus import Prometheus
 
 HIT_RATE = (
     'sum(hotrow_cache_lookups_total{op="pull",result="hit"}) / sum(hotrow_cache_lookups_total{op="pull"})'
@@ -24,40 +18,9 @@ scrape_configs:
 """
 
 
-class Prometheus:
-    def __init__(self, target, folder):
-        config = folder / "prometheus.yml"
-        config.write_text(CONFIG.format(target=target))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = "127.0.0.1:%d" % free.getsockname()[1]
-        self.process = Process(
-            "prometheus",
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={self.address}",
-        )
-        self.process.wait_for_line("(Server is ready to receive web requests)")
-
-    def ask(self, query):
-        """The value of a query, or None while there is none."""
-        # Loopback is never behind a proxy.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        address = f"http://{self.address}/api/v1/query?" + urllib.parse.urlencode({"query": query})
-        with opener.open(address, timeout=PATIENCE) as answer:
-            result = json.load(answer)["data"]["result"]
-        return float(result[0]["value"][1]) if result else None
-
-    def wait_until(self, query, value):
-        deadline = time.monotonic() + PATIENCE
-        while (found := self.ask(query)) != value:
-            assert time.monotonic() < deadline, f"{query} is {found}, not {value}:\n{self.process.text()}"
-            time.sleep(0.2)
-
-
 @pytest.fixture
 def prometheus(server, tmp_path):
-    prometheus = Prometheus(server.http, tmp_path)
+    prometheus = Prometheus(CONFIG.format(target=server.http), tmp_path)
     yield prometheus
     prometheus.process.terminate()
 
