@@ -5,7 +5,7 @@ CARGO ?= cargo
 ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-torch cuda interop console python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
+.PHONY: help test test-long test-torch cuda interop console watch python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -16,6 +16,7 @@ test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI r
 	@$(MAKE) --no-print-directory cuda
 	@$(MAKE) --no-print-directory interop
 	@$(MAKE) --no-print-directory console
+	@$(MAKE) --no-print-directory watch
 	@$(MAKE) --no-print-directory python
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
@@ -43,6 +44,10 @@ interop: ## clients that we did not write: Python's gRPC with generated stubs, a
 console: ## the console in a headless Chromium, against two real shards
 	@echo "== the console in Chromium"
 	@tests/console/run
+
+watch: ## Prometheus's rules and Grafana's dashboard, with a real Prometheus and two shards under load
+	@echo "== what watches hotrow: rules, alerts and the dashboard"
+	@tests/watch/run
 
 python: ## the Python package, with NumPy and nothing else
 	@echo "== the Python package"

@@ -422,6 +422,21 @@ async fn checkpoints_of_another_life_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_save_that_does_not_begin_is_counted() {
+    let saved = tempfile::tempdir().unwrap();
+    let place = saved.path().to_str().unwrap();
+    let shard = Shard::start(&free_address(), &["--cluster", "ours", "--checkpoints", place]).await;
+    let other = Shard::start(&free_address(), &["--cluster", "other", "--checkpoints", place]).await;
+    let save = async |shard: &Shard| {
+        Client::connect(&shard.address).await.unwrap().save_checkpoint("", false, |_, _| {}).await
+    };
+    save(&other).await.unwrap();
+    save(&shard).await.unwrap_err();
+    let (_, metrics) = shard.get("/metrics").unwrap();
+    assert!(metrics.contains("\nhotrow_checkpoint_failures_total 1\n"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_cache_after_a_drain_keeps_everything_and_so_does_the_next_drain() {
     let saved = tempfile::tempdir().unwrap();
     let home = Home::new(saved.path());

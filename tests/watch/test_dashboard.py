@@ -54,7 +54,7 @@ def test_panels_do_not_overlap():
             assert beside or below, (a, b)
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+@pytest.mark.parametrize("panel", list(panels()), ids=lambda panel: panel["title"])
 def test_a_panel_explains_itself(panel):
     assert panel["title"] and panel["description"].endswith(".")
     assert panel["datasource"] == DATASOURCE
