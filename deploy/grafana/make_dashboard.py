@@ -413,8 +413,8 @@ def tables():
             [target(f"avg by (table, size) (hotrow_cache_predicted_hit_ratio{{{TABLES}}})", "{{table}} x {{size}}")],
             16,
             9,
-            "What the miss-ratio curve of each table predicts at a quarter, a half, twice and four times today's "
-            "cache. Where the bars are level, a larger cache is wasted.",
+            "What the miss-ratio curve of each table predicts for pushes, at a quarter, a half, twice and four times "
+            "today's cache. Where the bars are level, a larger cache is wasted.",
             unit="percentunit",
             defaults={
                 "min": 0,

@@ -19,8 +19,10 @@ from prometheus import Prometheus, free_address, get  # noqa: E402
 class Watched:
     """The shards, and who watches them."""
 
-    def __init__(self, folder):
+    def __init__(self):
         self.processes = []
+
+    def start_all(self, folder):
         binary = os.environ["HOTROW_BIN"]
         addresses = [free_address(), free_address()]
         more = [{}, self.on_a_gpu(folder)]
@@ -33,6 +35,7 @@ class Watched:
         self.start(binary, "bench", "train", "--table", "item", *train, *endpoint)
         self.prometheus = Prometheus(yaml.safe_dump(self.config()), folder)
         self.processes.append(self.prometheus.process)
+        self.began = time.monotonic()
 
     def start(self, *command, **more):
         self.processes.append(Process(*command, **more))
@@ -75,7 +78,8 @@ class Watched:
 
     def query(self, expr):
         """Label sets and values, of which at least one is a number; waits for them."""
-        deadline = time.monotonic() + PATIENCE
+        # What is not there by now will not come.
+        deadline = max(self.began + PATIENCE, time.monotonic() + 5 * SCRAPE)
         while True:
             result = self.prometheus.api("query", query=expr)["result"]
             values = [(one["metric"], float(one["value"][1])) for one in result]
@@ -93,6 +97,9 @@ class Watched:
 
 @pytest.fixture(scope="session")
 def watched(tmp_path_factory):
-    watched = Watched(tmp_path_factory.mktemp("watched"))
-    yield watched
-    watched.end()
+    watched = Watched()
+    try:
+        watched.start_all(tmp_path_factory.mktemp("watched"))
+        yield watched
+    finally:
+        watched.end()
