@@ -82,6 +82,15 @@ def test_the_page_has_an_entry_for_each_alert_and_no_other():
     assert set(re.findall(r"^#+ (Hotrow\w+)$", OPERATIONS, re.M)) == set(ALERTS)
 
 
+def test_links_of_the_page_lead_somewhere():
+    code = re.compile(r"^```.*?^```", re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", code.sub("", OPERATIONS), re.M)
+    # As GitHub makes anchors.
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    linked = set(re.findall(r"\]\(#([^)]+)\)", OPERATIONS)) | {alert.lower() for alert in ALERTS}
+    assert linked - anchors == set()
+
+
 def test_recording_rules_are_named_after_what_they_are():
     for name in RECORDS:
         assert re.fullmatch(r"(instance|job)(_[a-z]+)*:hotrow_[a-z_]+:[a-z0-9_]+", name), name
