@@ -5,7 +5,7 @@ CARGO ?= cargo
 ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-torch cuda interop console watch python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
+.PHONY: help test test-long test-torch cuda interop console watch deploy deploy-build python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -18,6 +18,7 @@ test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI r
 	@$(MAKE) --no-print-directory console
 	@$(MAKE) --no-print-directory watch
 	@$(MAKE) --no-print-directory python
+	@$(MAKE) --no-print-directory deploy
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
 
@@ -52,6 +53,14 @@ watch: ## Prometheus's rules and Grafana's dashboard, with a real Prometheus and
 python: ## the Python package, with NumPy and nothing else
 	@echo "== the Python package"
 	@python/tests/run
+
+deploy: ## what deploy/ has: rendered, validated, linted, and started as far as that goes without an engine
+	@echo "== deploy: Kubernetes, image, compose, systemd"
+	@tests/deploy/run
+
+deploy-build: ## the same, and the image's build commands as they are (minutes)
+	@echo "== deploy, with a build as in the image"
+	@tests/deploy/run --build
 
 test-torch: ## the PyTorch modules, in an environment of their own (5 GB the first time)
 	@echo "== PyTorch modules against PyTorch's own"

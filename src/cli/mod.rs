@@ -3,6 +3,7 @@
 mod bench;
 mod checkpoint;
 mod connect;
+mod health;
 mod log;
 mod plan;
 mod pull;
@@ -49,6 +50,7 @@ enum Command {
     #[command(subcommand)]
     Log(log::Command),
     Selftest(selftest::Args),
+    Health(health::Args),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  hotrow completions fish > ~/.config/fish/completions/hotrow.fish")]
     Completions {
@@ -89,6 +91,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> bool {
         Command::Checkpoint(command) => block_on(checkpoint::run(command)),
         Command::Log(command) => log::run(command),
         Command::Selftest(args) => selftest::run(args),
+        Command::Health(args) => health::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hotrow", &mut std::io::stdout());
             Ok(())

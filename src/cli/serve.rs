@@ -1,7 +1,7 @@
 //! `hotrow serve`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::FromArgMatches as _;
@@ -166,13 +166,7 @@ pub struct Args {
 
 impl Args {
     fn into_config(self) -> Result<Config> {
-        let mut config = match &self.config {
-            None => Config::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-                Config::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))?
-            }
-        };
+        let mut config = read_config(self.config.as_deref())?;
         fn set<T>(key: &mut T, flag: Option<T>) {
             if let Some(value) = flag {
                 *key = value;
@@ -222,6 +216,13 @@ impl Args {
         set(&mut config.log.format, self.log_format);
         Ok(config)
     }
+}
+
+/// What a file says over the defaults; the defaults without one.
+pub fn read_config(path: Option<&Path>) -> Result<Config> {
+    let Some(path) = path else { return Ok(Config::default()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Config::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
 }
 
 /// Runs a server until it is told to end.

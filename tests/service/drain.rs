@@ -12,7 +12,7 @@ use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use crate::cluster::{Cluster, packed};
+use crate::cluster::{Cluster, hotrow, packed};
 use crate::raw::{Raw, framed};
 
 /// The value of a metric, all its labels added up.
@@ -81,6 +81,9 @@ async fn what_was_acknowledged_was_applied() {
     cluster.shards[0].terminate();
     let ready = async || cluster.shards[0].get("/readyz").is_some_and(|(code, _)| code == 503);
     crate::until("the server says that it is not ready", ready).await;
+    let health = hotrow(&["health", "--http", &cluster.shards[0].http]).output().unwrap();
+    assert!(!health.status.success());
+    assert!(String::from_utf8_lossy(&health.stderr).contains("not ready: draining"), "{health:?}");
     for mut data in [data, cluster.shards[0].data()] {
         // A request that meets the end of its connection half-way gets another code from the library, once.
         let refused = async || data.pull(request()).await.unwrap_err().code() == Code::Unavailable;
