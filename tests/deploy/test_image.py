@@ -43,6 +43,18 @@ def test_what_is_copied_is_there_and_is_let_through() -> None:
         assert tracked, f"{source} is not in the project"
 
 
+def test_what_the_program_includes_is_copied() -> None:
+    copied = [ROOT / source for source in sources(STAGES["build"])]
+    found = 0
+    for file in (ROOT / "src").rglob("*.rs"):
+        program = file.read_text().split("#[cfg(test)]")[0]
+        for path in re.findall(r'include_(?:str|bytes)!\(\s*"([^"]+)"', program):
+            included = (file.parent / path).resolve()
+            assert any(included.is_relative_to(place) for place in copied), f"{file} needs {included}"
+            found += 1
+    assert found > 0
+
+
 def test_what_comes_from_other_stages_is_made_there() -> None:
     for stage in STAGES.values():
         for copy in stage.all("COPY"):
