@@ -14,6 +14,8 @@ import dockerfile
 import image
 from image import ROOT, RUNTIME, STAGES
 
+NVRTC = Path(os.environ["TARGET"]) / "tools/cuda/nvidia/cuda_nvrtc/lib"
+
 
 def run(command: list[str], **more: object) -> str:
     done = subprocess.run(command, capture_output=True, text=True, **more)
@@ -135,10 +137,12 @@ def test_cargo_takes_the_build_commands(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.environ["BUILD"], reason="minutes of compiling: tests/deploy/run --build")
 def test_the_build_stage_makes_a_program_that_runs_in_the_image(tmp_path: Path) -> None:
     carry_out(tmp_path, None)
-    image.build(tmp_path / "root", tmp_path / "hotrow")
-    with image.Container(tmp_path / "root", ["health"], {}, {}) as container:
-        code, said = container.ended()
-    assert code == 1 and "does not answer" in said
+    assert "serve" in run([str(tmp_path / "hotrow"), "--help"]), "the program of the empty sources says nothing"
+    if image.INSIDE:
+        image.build(tmp_path / "root", tmp_path / "hotrow")
+        with image.Container(tmp_path / "root", ["health"], {}, {}) as container:
+            code, said = container.ended()
+        assert code == 1 and "does not answer" in said
 
 
 def test_the_image_serves_as_its_user_with_a_root_that_nobody_can_write(root: Path, volumes: dict[str, Path]) -> None:
@@ -169,6 +173,16 @@ def test_the_image_has_the_libraries_that_the_program_needs(root: Path) -> None:
     loader = "/lib64/ld-linux-x86-64.so.2"
     listed = run(["chroot", str(root), loader, "--list", "/usr/local/bin/hotrow"])
     assert "not found" not in listed and "libc.so.6" in listed, listed
+
+
+@pytest.mark.skipif(not NVRTC.exists(), reason="NVRTC is not here: tests/cuda/fetch, or make cuda, fetches it")
+def test_the_image_has_the_libraries_that_nvrtc_needs(root: Path) -> None:
+    for copy in STAGES["cuda"].all("COPY"):
+        for source in copy.words()[:-1]:
+            dynamic = run(["readelf", "--dynamic", str(NVRTC / Path(source).name)])
+            for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
+                there = [*root.glob(f"lib*/**/{library}"), *root.glob(f"usr/lib/**/{library}")]
+                assert there, f"{source} needs {library}"
 
 
 def test_every_port_and_volume_is_declared() -> None:

@@ -265,6 +265,21 @@ def test_a_pod_is_as_restricted_as_the_namespace_asks(overlay: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
 
 
+def test_an_overlay_of_ones_own_has_both_tls_and_gpus(tmp_path: Path) -> None:
+    def place(name: str) -> str:
+        return os.path.relpath(ROOT / "deploy/kubernetes" / name, tmp_path.resolve())
+
+    components = [place("components/tls"), place("components/gpu")]
+    own = {"namespace": NAMESPACE, "resources": [place("base")], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    done = subprocess.run([*os.environ["KUSTOMIZE"].split(), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    [stateful] = [thing for thing in yaml.safe_load_all(done.stdout) if thing["kind"] == "StatefulSet"]
+    [only] = stateful["spec"]["template"]["spec"]["containers"]
+    names = {variable["name"] for variable in only["env"]}
+    assert "--pool=cuda" in only["args"] and "HOTROW_TLS_CERT" in names and "HOTROW_ALLOW_PLAINTEXT" not in names
+
+
 def test_a_gpu_is_asked_for_where_there_is_one() -> None:
     assert container("gpu")["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert (
