@@ -134,6 +134,19 @@ def test_cargo_takes_the_build_commands(tmp_path: Path) -> None:
     assert "object_store" in packages and not packages & {"pyo3", "criterion", "emulated-driver"}
 
 
+def test_the_empty_sources_pass_the_projects_lints(tmp_path: Path) -> None:
+    [make, cargo] = STAGES["build"].all("RUN")[0].text.split(" && cargo build ")
+    run(["/bin/sh", "-c", make], cwd=tmp_path)
+    lints = tomllib.loads((ROOT / "Cargo.toml").read_text())["lints"]["rust"]
+    flags = [f"--{level}={lint}" for lint, level in lints.items()]
+    for source in ("build.rs", "src/lib.rs", "src/main.rs"):
+        kind = "lib" if source.endswith("lib.rs") else "bin"
+        # Dead code is warned of, which is fine.
+        command = ["rustc", "--edition=2024", f"--crate-type={kind}", "--emit=metadata", *flags, source]
+        run(command, cwd=tmp_path)
+    assert "--bin hotrow" in cargo
+
+
 @pytest.mark.skipif(not os.environ["BUILD"], reason="minutes of compiling: tests/deploy/run --build")
 def test_the_build_stage_makes_a_program_that_runs_in_the_image(tmp_path: Path) -> None:
     carry_out(tmp_path, None)
