@@ -42,7 +42,7 @@ enum Command {
     Stats(stats::Args),
     /// Measure pulls, pushes or training steps against a server.
     Bench(bench::Args),
-    Plan(plan::Args),
+    Plan(Box<plan::Args>),
     /// Save, list, inspect, verify, restore and prune checkpoints.
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
@@ -87,7 +87,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> bool {
         Command::Push(args) => block_on(push::run(args)),
         Command::Stats(args) => block_on(stats::run(args)),
         Command::Bench(args) => bench::run(args),
-        Command::Plan(args) => plan::run(args),
+        Command::Plan(args) => plan::run(*args),
         Command::Checkpoint(command) => block_on(checkpoint::run(command)),
         Command::Log(command) => log::run(command),
         Command::Selftest(args) => selftest::run(args),

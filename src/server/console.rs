@@ -174,12 +174,14 @@ fn shard_json(number: usize, address: &str, stats: &proto::StatsResponse) -> Val
 /// A table of all shards that have answered, and how this one stores it.
 fn table_json(shard: &Shard, stats: &proto::TableStats) -> Value {
     let mut table = json!(stats);
+    // Before the first push there is nothing to predict from.
+    let curve = stats.curve.as_ref().filter(|curve| curve.references > 0.0);
+    table["curve"] = json!(curve.map_or(&[][..], |curve| &curve.points));
     // Unknown while this shard recovers, or where the table was dropped meanwhile.
     if let (Ok(spec), Ok(format)) = (shard.engine.spec(&stats.table), shard.engine.stored_format(&stats.table)) {
         table["dim"] = spec.dim.into();
         table["precision"] = format.parts().0.to_string().into();
         table["cache"] = spec.cache.to_string().into();
-        table["policy"] = spec.policy.to_string().into();
     }
     table
 }

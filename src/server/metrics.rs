@@ -254,7 +254,7 @@ const SHARD_METRICS: [ShardMetric; 23] = [
         s.topology.shards.len() as f64
     }),
     ("hotrow_ready", "1 while requests are taken; 0 while the shard recovers or drains.", MetricType::GAUGE, |s| {
-        f64::from(u8::from(s.is_ready()))
+        f64::from(u8::from(s.readiness().0 == "ready"))
     }),
     ("hotrow_log_appended_bytes_total", "Bytes appended to the log.", MetricType::COUNTER, |s| {
         log(s).appended_bytes as f64

@@ -129,18 +129,18 @@ async fn a_rolling_restart_loses_nothing_and_fails_no_call() {
     };
     // The end of a shard is a checkpoint in one round, and in the next its log is all there is.
     for round in 0..rounds {
-        for number in 0..SHARDS {
+        for (number, shard) in shards.iter_mut().enumerate() {
             progress(&trainers).await;
-            shards[number].terminate();
-            let ended = shards[number].ended().await;
-            let log = shards[number].log();
+            shard.terminate();
+            let ended = shard.ended().await;
+            let log = shard.log();
             assert!(ended.success(), "shard {number} ended with {ended}:\n{log}");
             assert_eq!(log.contains("saving before the end"), round % 2 == 0, "shard {number}:\n{log}");
             // A new pod takes its time; shorter than a client's deadline.
             tokio::time::sleep(Duration::from_millis(random.below(500 * u64::from(crate::scale().min(40))))).await;
-            shards[number] = start(number, round % 2 == 1).await;
-            let replayed = !shards[number].log().contains("changes=0");
-            assert_eq!(replayed, round % 2 == 1, "shard {number}:\n{}", shards[number].log());
+            *shard = start(number, round % 2 == 1).await;
+            let replayed = !shard.log().contains("changes=0");
+            assert_eq!(replayed, round % 2 == 1, "shard {number}:\n{}", shard.log());
         }
     }
     progress(&trainers).await;
