@@ -35,6 +35,8 @@ class Watched:
         self.start(binary, "bench", "train", "--table", "item", *train, *endpoint)
         self.prometheus = Prometheus(yaml.safe_dump(self.config()), folder)
         self.processes.append(self.prometheus.process)
+        # Both shards, and both tables of each, are seen.
+        self.prometheus.wait_until('count(hotrow_rows{state="all"})', 4)
         self.began = time.monotonic()
 
     def start(self, *command, **more):
