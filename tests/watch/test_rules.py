@@ -1,4 +1,4 @@
-"""Prometheus's own tool takes the rules and their tests, each alert has what somebody who is woken by it needs, and each rule has data."""
+"""Prometheus's own tool takes the rules and their tests; each alert says what whoever is woken by it needs; each rule has data."""
 
 import re
 import subprocess
