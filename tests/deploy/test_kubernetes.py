@@ -40,11 +40,19 @@ KEY = fields(
     {"size": {"enum": [256, 384, 521, 2048, 4096]}, "rotationPolicy": {"enum": ["Always", "Never"]}},
 )
 USAGES = {"type": "array", "items": {"enum": ["digital signature", "key encipherment", "server auth", "client auth"]}}
+RELABELINGS = {
+    "type": "array",
+    "items": fields({"sourceLabels": {"type": "array", "items": NAME}, "targetLabel": NAME}),
+}
 SCHEMAS = {
     ("monitoring.coreos.com/v1", "ServiceMonitor"): fields(
         {
             "selector": fields({"matchLabels": LABELS}),
-            "endpoints": {"type": "array", "minItems": 1, "items": fields({"port": NAME}, {"interval": NAME})},
+            "endpoints": {
+                "type": "array",
+                "minItems": 1,
+                "items": fields({"port": NAME}, {"interval": NAME, "relabelings": RELABELINGS}),
+            },
         }
     ),
     ("cert-manager.io/v1", "Issuer"): {
