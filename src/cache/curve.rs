@@ -95,8 +95,10 @@ impl HitCurve {
     pub fn hit_rate(&self, rows: u64) -> Option<f64> {
         let sampled = self.sampled(rows)?;
         let today = self.sampled_at(1.0).filter(|_| self.off != 0.0 && rows > 0);
-        // Where less is missed, less can be off.
-        let corrected = today.map(|today| sampled + self.off * ((1.0 - sampled) / (1.0 - today)).min(1.0));
+        // The nearer to the most that any cache can hit, the less can be off.
+        let most = self.uses.iter().sum::<f64>() / self.references;
+        let part = |today: f64| if most > today { ((most - sampled) / (most - today)).clamp(0.0, 1.0) } else { 1.0 };
+        let corrected = today.map(|today| sampled + self.off * part(today));
         Some(corrected.unwrap_or(sampled).clamp(0.0, 1.0))
     }
 
@@ -231,13 +233,13 @@ mod tests {
         assert_eq!(Some(points[16].hit_rate), curve.hit_rate(512));
         let near =
             |curve: &HitCurve, size: f64, rate: f64| assert!((curve.hit_rate_at(size).unwrap() - rate).abs() < 1e-9);
-        // The cache hits 3 points more than the sample says: so it would at half the size. Larger ones miss less, and
-        // there is less to correct.
+        // The cache hits 3 points more than the sample says: so it would at half the size. Larger ones are nearer
+        // to 0.8, which is the most, and there is less to correct.
         let [half, today, twice] = [0.5, 1.0, 2.0].map(|size| curve.hit_rate_at(size).unwrap());
         let corrected = curve.clone().corrected(Some((today + 0.03) * references));
         near(&corrected, 1.0, today + 0.03);
         near(&corrected, 0.5, half + 0.03);
-        near(&corrected, 2.0, twice + 0.03 * (1.0 - twice) / (1.0 - today));
+        near(&corrected, 2.0, twice + 0.03 * (0.8 - twice) / (0.8 - today));
         assert_eq!(corrected.hit_rate(0), Some(0.0));
         assert_eq!(curve.hit_rate_at(0.5), curve.hit_rate(256));
         let none = HitCurve { place: CachePlace { partitions: 4, rows: 0.0 }, ..curve };
