@@ -36,6 +36,8 @@ pub struct Use {
     pub hash: u64,
     /// How often the key was sent.
     pub times: u32,
+    /// Which of the distinct keys it was, where it was picked.
+    pub place: u32,
 }
 
 /// The sampled keys, in order of their last use.
@@ -95,10 +97,11 @@ impl Stack {
             + size_of::<Stack>()
     }
 
-    /// The keys of one push or touch are used, all at the same moment; each is there once. Calls `seen` for each with
-    /// how many sampled keys were used since it was last used (`None` for one that is new) and how many keys a
-    /// sampled one stands for. Uses of keys that are not followed any more are removed from `uses`. `reach` is how
-    /// many keys back anybody looks: beyond it, keys are forgotten rather than the rate lowered.
+    /// The keys of one push or touch are used, all at the same moment, in the order in which they were sent; each is
+    /// there once. Calls `seen` for each with how many sampled keys were used since it was last used (`None` for one
+    /// that is new) and how many keys a sampled one stands for. Uses of keys that are not followed any more are
+    /// removed from `uses`. `reach` is how many keys back anybody looks: beyond it, keys are forgotten rather than
+    /// the rate lowered.
     pub fn observe(&mut self, uses: &mut Vec<Use>, reach: f64, mut seen: impl FnMut(Use, Option<u32>, f64)) {
         uses.retain(|used| used.hash < self.limit);
         let mut found = self.find_all(uses);
@@ -342,7 +345,7 @@ mod tests {
     }
 
     fn uses(keys: &[u64]) -> Vec<Use> {
-        keys.iter().map(|&key| Use { hash: sample_hash(mix64(key)), times: 1 }).collect()
+        keys.iter().map(|&key| Use { hash: sample_hash(mix64(key)), times: 1, place: 0 }).collect()
     }
 
     /// Distinct keys, small ones more often.

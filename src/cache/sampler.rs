@@ -41,7 +41,7 @@ impl Sampler {
     }
 
     /// A push or touch of `sent` keys, duplicates included, of which the cache hit so many; `uses` are those that are
-    /// followed, each once.
+    /// followed, each once, in the order in which they were sent.
     pub fn observe(&mut self, sent: u64, hits: u64, uses: &mut Vec<Use>) {
         let settled = self.unsettled == 0;
         let Sampler { stack, reach, uses: distances, first_uses, .. } = self;
@@ -124,7 +124,7 @@ mod tests {
     const PLACE: CachePlace = CachePlace { partitions: 1, rows: 10.0 };
 
     fn uses(keys: impl Iterator<Item = u64>) -> Vec<Use> {
-        keys.map(|key| Use { hash: sample_hash(mix64(key)), times: 2 }).collect()
+        keys.map(|key| Use { hash: sample_hash(mix64(key)), times: 2, place: 0 }).collect()
     }
 
     #[test]

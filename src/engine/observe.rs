@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::cache::{CachePlace, HitCurve, Sampler, Use, sample_hash};
+use crate::numeric::hash::mix64;
 
 /// Caches of up to so many times today's size are asked about.
 const REACH: f64 = 16.0;
+/// Pushes of fewer keys, as a share of the cache, hardly meet its end.
+const SMALL_PUSH: f64 = 0.25;
 /// After so many uses of sampled keys, what was counted before counts half.
 const HALF_LIFE: u64 = 1 << 16;
 /// Of so many keys that are sent, one may be looked at, or it would cost too much. Where more are sampled, because a
@@ -27,6 +30,7 @@ const SETTLE: u64 = 1 << 15;
 pub struct Observer {
     /// Off only to measure what it costs.
     on: AtomicBool,
+    cache_rows: u64,
     /// Keys whose hash is below this are looked at; 0 during a rest.
     limit: AtomicU64,
     /// Keys that are still to be sent before the rest is over.
@@ -38,6 +42,8 @@ struct State {
     sampler: Sampler,
     /// Uses that may be looked at before it rests.
     credit: i64,
+    /// Pushes and touches that were looked at.
+    pushes: u64,
 }
 
 /// What one push or touch shows.
@@ -52,15 +58,15 @@ impl Seen {
     #[inline(always)]
     pub fn pick(&self, mixed: &[u64], times: &[u32], picked: &mut Vec<Use>) {
         const SOME: usize = 8;
-        for (mixed, times) in mixed.chunks(SOME).zip(times.chunks(SOME)) {
+        for (first, (mixed, times)) in (0..).step_by(SOME).zip(mixed.chunks(SOME).zip(times.chunks(SOME))) {
             // Mostly none of them is, and that takes a few vector instructions.
             if !mixed.iter().fold(false, |any, &mixed| any | (sample_hash(mixed) < self.limit)) {
                 continue;
             }
-            for (&mixed, &times) in mixed.iter().zip(times) {
+            for (place, (&mixed, &times)) in (first..).zip(mixed.iter().zip(times)) {
                 let hash = sample_hash(mixed);
                 if hash < self.limit {
-                    picked.push(Use { hash, times });
+                    picked.push(Use { hash, times, place });
                 }
             }
         }
@@ -83,9 +89,10 @@ impl Observer {
         let sampler = Sampler::new(reach);
         Observer {
             on: AtomicBool::new(true),
+            cache_rows,
             limit: AtomicU64::new(sampler.limit()),
             rest: AtomicI64::new(0),
-            state: Mutex::new(State { sampler, credit: FIRST_CREDIT }),
+            state: Mutex::new(State { sampler, credit: FIRST_CREDIT, pushes: 0 }),
         }
     }
 
@@ -108,7 +115,14 @@ impl Observer {
         };
         let mut uses = seen.uses.into_inner();
         let mut state = self.state.lock();
-        let State { sampler, credit } = &mut *state;
+        let State { sampler, credit, pushes } = &mut *state;
+        *pushes += 1;
+        // They come partition by partition. Where a push is not small beside the cache it matters who came first: the n-th
+        // keys of all partitions came at about the same time, now one before the other, now the other way round.
+        if uses.len() as f64 > SMALL_PUSH * self.cache_rows as f64 * (seen.limit as f64 / u64::MAX as f64) {
+            let order = mix64(*pushes) | 1;
+            uses.sort_unstable_by_key(|used| (used.place, used.hash.wrapping_mul(order)));
+        }
         sampler.observe(sent as u64, seen.hits.into_inner(), &mut uses);
         if sampler.counted() >= HALF_LIFE {
             sampler.fade();
@@ -143,7 +157,6 @@ impl Observer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numeric::hash::mix64;
 
     const PLACE: CachePlace = CachePlace { partitions: 1, rows: 500.0 };
 

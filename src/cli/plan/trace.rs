@@ -64,7 +64,8 @@ impl Watched {
         distinct.which.iter().for_each(|&which| times[which as usize] += 1);
         let limit = self.sampler.limit();
         let hashes = distinct.keys.iter().map(|&key| sample_hash(crate::numeric::hash::mix64(key)));
-        let uses = hashes.zip(times).filter(|&(hash, _)| hash < limit).map(|(hash, times)| Use { hash, times });
+        let uses =
+            hashes.zip(times).filter(|&(hash, _)| hash < limit).map(|(hash, times)| Use { hash, times, place: 0 });
         self.sampler.observe(self.keys.len() as u64, 0, &mut uses.collect());
         self.keys.clear();
     }
