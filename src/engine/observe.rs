@@ -20,9 +20,9 @@ const HALF_LIFE: u64 = 1 << 16;
 /// Of so many keys that are sent, one may be looked at, or it would cost too much. Where more are sampled, because a
 /// table has few keys, some time is observed and some is not.
 const SENT_PER_USE: i64 = 128;
-/// What a new table may spend at once, in uses of sampled keys, and later on after each rest.
-const FIRST_CREDIT: i64 = 1 << 20;
-const CREDIT: i64 = 1 << 17;
+/// What a new table may spend at once, and later on after each rest: the keys that must be sent for so many looks.
+const FIRST_CREDIT: i64 = SENT_PER_USE << 20;
+const CREDIT: i64 = SENT_PER_USE << 17;
 /// Uses after a rest until the order of the keys is right again.
 const SETTLE: u64 = 1 << 15;
 
@@ -40,7 +40,7 @@ pub struct Observer {
 
 struct State {
     sampler: Sampler,
-    /// Uses that may be looked at before it rests.
+    /// Keys that were sent and whose looks are not spent yet.
     credit: i64,
     /// Pushes and touches that were looked at.
     pushes: u64,
@@ -127,10 +127,10 @@ impl Observer {
         if sampler.counted() >= HALF_LIFE {
             sampler.fade();
         }
-        *credit = (*credit + sent / SENT_PER_USE - uses.len() as i64).min(FIRST_CREDIT);
+        *credit = (*credit + sent - SENT_PER_USE * uses.len() as i64).min(FIRST_CREDIT);
         let rests = *credit < 0;
         if rests {
-            self.rest.store((CREDIT - *credit) * SENT_PER_USE, Ordering::Relaxed);
+            self.rest.store(CREDIT - *credit, Ordering::Relaxed);
             *credit = CREDIT;
         }
         let limit = if rests { 0 } else { sampler.limit() };
@@ -183,8 +183,8 @@ mod tests {
             looks += push(&observer, 0..1000) as i64;
             sent += 1000;
         }
-        let most = FIRST_CREDIT + CREDIT + sent / SENT_PER_USE;
-        assert!((most - 3 * CREDIT..=most).contains(&looks), "{looks} {most}");
+        let most = (FIRST_CREDIT + CREDIT + sent) / SENT_PER_USE;
+        assert!((most - 3 * CREDIT / SENT_PER_USE..=most).contains(&looks), "{looks} {most}");
         // The same thousand keys over and over: the curve is that of a cyclic scan, rests or not.
         let curve = observer.curve(PLACE, false);
         assert!(curve.hit_rate(4000).unwrap() > 0.99);
