@@ -16,7 +16,9 @@ pub const MOST_KEYS: usize = 16_384;
 const MOMENTS: usize = 1 << 16;
 /// Moments whose number of keys is kept.
 const BLOCK: usize = 512;
-/// A bucket without a key. No key has this hash: it is never below a limit.
+/// The bits of a hash; the others of a bucket say when its key was last used.
+const HASH: u64 = !0xffff;
+/// A bucket without a key. None has such a hash, for it is never below a limit.
 const EMPTY: u64 = u64::MAX;
 /// Buckets of a stack without keys.
 const FEWEST_BUCKETS: usize = 256;
@@ -26,7 +28,7 @@ const FEWEST_BUCKETS: usize = 256;
 /// is common in practice comes first.
 #[inline(always)]
 pub fn sample_hash(mixed: u64) -> u64 {
-    mixed.rotate_left(16) ^ 0x2545_f491_4f6c_dd1d
+    (mixed.rotate_left(16) ^ 0x2545_f491_4f6c_dd1d) & HASH
 }
 
 /// The uses of a sampled key in one push or touch.
@@ -44,9 +46,8 @@ pub struct Use {
 pub struct Stack {
     /// Keys are followed if their hash is below this.
     limit: u64,
-    /// An open hash table of hashes, and when each was last used.
-    keys: Vec<u64>,
-    moments: Vec<u16>,
+    /// An open hash table: the hash of a key, and in its lower bits when that was last used.
+    buckets: Vec<u64>,
     len: usize,
     /// A bit for each moment that is some key's last use, and how many there are in each block.
     last_uses: Vec<u64>,
@@ -57,15 +58,13 @@ pub struct Stack {
 impl Stack {
     /// Bytes that it takes at most.
     #[cfg(test)]
-    pub const MOST_BYTES: usize =
-        2 * MOST_KEYS * (size_of::<u64>() + size_of::<u16>()) + MOMENTS / 8 + size_of::<Stack>();
+    pub const MOST_BYTES: usize = 2 * MOST_KEYS * size_of::<u64>() + MOMENTS / 8 + size_of::<Stack>();
 
     /// Follows all keys, as long as there are not too many.
     pub fn new() -> Stack {
         Stack {
-            limit: u64::MAX,
-            keys: vec![EMPTY; FEWEST_BUCKETS],
-            moments: vec![0; FEWEST_BUCKETS],
+            limit: HASH,
+            buckets: vec![EMPTY; FEWEST_BUCKETS],
             len: 0,
             last_uses: vec![0; MOMENTS / 64],
             blocks: [0; MOMENTS / BLOCK],
@@ -80,7 +79,7 @@ impl Stack {
 
     /// The share of all keys that is followed.
     pub fn rate(&self) -> f64 {
-        self.limit as f64 / u64::MAX as f64
+        self.limit as f64 / HASH as f64
     }
 
     /// How many keys are followed.
@@ -91,10 +90,7 @@ impl Stack {
     /// Bytes that it takes now.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
-        self.keys.capacity() * size_of::<u64>()
-            + self.moments.capacity() * size_of::<u16>()
-            + self.last_uses.capacity() * size_of::<u64>()
-            + size_of::<Stack>()
+        self.buckets.capacity() * size_of::<u64>() + self.last_uses.capacity() * size_of::<u64>() + size_of::<Stack>()
     }
 
     /// The keys of one push or touch are used, all at the same moment, in the order in which they were sent; each is
@@ -112,7 +108,7 @@ impl Stack {
             found = self.find_all(uses);
             new = found.iter().filter(|bucket| bucket.is_none()).count();
         }
-        if 2 * (self.len + new) > self.keys.len() {
+        if 2 * (self.len + new) > self.buckets.len() {
             self.rebuild((2 * (self.len + new)).next_power_of_two(), |_, _| true);
             found = self.find_all(uses);
         }
@@ -121,20 +117,20 @@ impl Stack {
         }
         let keys_per_sampled = 1.0 / self.rate();
         let mut depths = Vec::with_capacity(uses.len());
-        let moments = found.iter().map(|bucket| bucket.map(|bucket| self.moments[bucket as usize]));
+        let moments = found.iter().map(|bucket| bucket.map(|bucket| moment(self.buckets[bucket as usize])));
         depths_of(&self.blocks, &self.last_uses, &moments.collect::<Vec<_>>(), &mut depths);
         for (&used, &depth) in uses.iter().zip(&depths) {
             seen(used, depth, keys_per_sampled);
         }
         for &bucket in found.iter().flatten() {
-            self.forget_use(self.moments[bucket as usize]);
+            self.forget_use(moment(self.buckets[bucket as usize]));
         }
         for &i in order_after(&depths).iter().rev() {
             let bucket = match found[i as usize] {
                 Some(bucket) => bucket as usize,
-                None => self.insert(uses[i as usize].hash),
+                None => self.free_bucket(uses[i as usize].hash),
             };
-            self.moments[bucket] = self.next as u16;
+            self.buckets[bucket] = uses[i as usize].hash | self.next as u64;
             self.last_uses[self.next / 64] |= 1 << (self.next % 64);
             self.blocks[self.next / BLOCK] += 1;
             self.next += 1;
@@ -144,33 +140,30 @@ impl Stack {
     /// Where each key is.
     fn find_all(&self, uses: &[Use]) -> Vec<Option<u32>> {
         for used in uses {
-            let bucket = first_bucket(used.hash) & (self.keys.len() - 1);
-            simd::prefetch(&self.keys[bucket]);
-            simd::prefetch(&self.moments[bucket]);
+            simd::prefetch(&self.buckets[first_bucket(used.hash) & (self.buckets.len() - 1)]);
         }
         uses.iter().map(|used| self.find(used.hash)).collect()
     }
 
     fn find(&self, hash: u64) -> Option<u32> {
-        let mask = self.keys.len() - 1;
+        let mask = self.buckets.len() - 1;
         let mut bucket = first_bucket(hash) & mask;
         loop {
-            match self.keys[bucket] {
+            match self.buckets[bucket] {
                 EMPTY => return None,
-                key if key == hash => return Some(bucket as u32),
+                found if found & HASH == hash => return Some(bucket as u32),
                 _ => bucket = (bucket + 1) & mask,
             }
         }
     }
 
     /// Takes a bucket for a key that has none. There are always free ones.
-    fn insert(&mut self, hash: u64) -> usize {
-        let mask = self.keys.len() - 1;
+    fn free_bucket(&mut self, hash: u64) -> usize {
+        let mask = self.buckets.len() - 1;
         let mut bucket = first_bucket(hash) & mask;
-        while self.keys[bucket] != EMPTY {
+        while self.buckets[bucket] != EMPTY {
             bucket = (bucket + 1) & mask;
         }
-        self.keys[bucket] = hash;
         self.len += 1;
         bucket
     }
@@ -199,40 +192,39 @@ impl Stack {
         if uses.len() < HALF / 2 && HALF as f64 >= reach * self.rate() {
             // Who is used again after that long is a miss in every cache that anybody asks for.
             let oldest = self.moment_before(HALF);
-            return self.rebuild(self.keys.len(), |moment, _| moment >= oldest);
+            return self.rebuild(self.buckets.len(), |moment, _| moment >= oldest);
         }
-        let followed = self.keys.iter().copied().filter(|&key| key != EMPTY);
+        let followed = self.buckets.iter().filter(|&&bucket| bucket != EMPTY).map(|bucket| bucket & HASH);
         let unknown = uses.iter().zip(found).filter(|(_, bucket)| bucket.is_none()).map(|(used, _)| used.hash);
         let mut hashes: Vec<u64> = followed.chain(unknown).collect();
         let limit = *hashes.select_nth_unstable(HALF).1;
         self.limit = limit;
-        self.rebuild(self.keys.len(), |_, hash| hash < limit);
+        self.rebuild(self.buckets.len(), |_, hash| hash < limit);
     }
 
     /// Another number of buckets, and only the keys that `kept` picks.
     fn rebuild(&mut self, buckets: usize, kept: impl Fn(u16, u64) -> bool) {
-        let keys = std::mem::replace(&mut self.keys, vec![EMPTY; buckets]);
-        let moments = std::mem::replace(&mut self.moments, vec![0; buckets]);
+        let before = std::mem::replace(&mut self.buckets, vec![EMPTY; buckets]);
         self.len = 0;
-        for (hash, moment) in keys.into_iter().zip(moments).filter(|&(hash, _)| hash != EMPTY) {
-            match kept(moment, hash) {
+        for key in before.into_iter().filter(|&bucket| bucket != EMPTY) {
+            match kept(moment(key), key & HASH) {
                 true => {
-                    let bucket = self.insert(hash);
-                    self.moments[bucket] = moment;
+                    let bucket = self.free_bucket(key & HASH);
+                    self.buckets[bucket] = key;
                 }
-                false => self.forget_use(moment),
+                false => self.forget_use(moment(key)),
             }
         }
     }
 
     /// Numbers the last uses from 0, in the same order.
     fn number_anew(&mut self) {
-        let moments: Vec<Option<u16>> = self.moments.iter().map(|&moment| Some(moment)).collect();
+        let moments: Vec<Option<u16>> = self.buckets.iter().map(|&bucket| Some(moment(bucket))).collect();
         let mut depths = Vec::with_capacity(moments.len());
         depths_of(&self.blocks, &self.last_uses, &moments, &mut depths);
-        for ((moment, &key), depth) in self.moments.iter_mut().zip(&self.keys).zip(depths.into_iter().flatten()) {
-            if key != EMPTY {
-                *moment = (self.len - 1 - depth as usize) as u16;
+        for (bucket, depth) in self.buckets.iter_mut().zip(depths.into_iter().flatten()) {
+            if *bucket != EMPTY {
+                *bucket = *bucket & HASH | (self.len - 1 - depth as usize) as u64;
             }
         }
         self.next = self.len;
@@ -244,6 +236,12 @@ impl Stack {
             *keys = self.len.saturating_sub(BLOCK * block).min(BLOCK) as u16;
         }
     }
+}
+
+/// When the key in a bucket was last used.
+#[inline(always)]
+fn moment(bucket: u64) -> u16 {
+    bucket as u16
 }
 
 /// Where to look for a key first: by bits that are neither those of the rate nor those of the partition.

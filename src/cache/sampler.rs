@@ -165,6 +165,6 @@ mod tests {
             }
         }
         // What the documentation says.
-        const { assert!(Sampler::MOST_BYTES <= 340 << 10) };
+        const { assert!(Sampler::MOST_BYTES <= 280 << 10) };
     }
 }

@@ -19,9 +19,9 @@ const SMALL_PUSH: f64 = 0.25;
 const HALF_LIFE: u64 = 1 << 16;
 /// Of so many keys that are sent, one may be looked at, or it would cost too much. Where more are sampled, because a
 /// table has few keys, some time is observed and some is not.
-const SENT_PER_USE: i64 = 128;
+const SENT_PER_USE: i64 = 256;
 /// What a new table may spend at once, and later on after each rest: the keys that must be sent for so many looks.
-const FIRST_CREDIT: i64 = SENT_PER_USE << 20;
+const FIRST_CREDIT: i64 = SENT_PER_USE << 19;
 const CREDIT: i64 = SENT_PER_USE << 17;
 /// Uses after a rest until the order of the keys is right again.
 const SETTLE: u64 = 1 << 15;
