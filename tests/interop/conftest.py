@@ -86,6 +86,15 @@ class Server:
         answer = self.data.Pull(pb.PullRequest(tables=[part]), timeout=PATIENCE)
         return np.frombuffer(answer.rows, "<f4").reshape(-1, answer.dims[0])
 
+    def counts(self):
+        """What the shard counts and holds. How it is doing, `status`, changes with every call, this one included."""
+        from hotrow.v1 import admin_pb2 as pb
+
+        stats = self.admin.Stats(pb.StatsRequest(), timeout=PATIENCE)
+        assert stats.HasField("status")
+        stats.ClearField("status")
+        return stats
+
     def run(self, *arguments, expect=0):
         """Runs a command of `hotrow` against this server. Its result, or what it complained about."""
         done = run(self.binary, *arguments, "--endpoint", self.address)

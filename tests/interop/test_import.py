@@ -192,7 +192,7 @@ def test_what_cannot_be_imported(server, tmp_path):
         save_file(tensors, tmp_path / "bad.safetensors", metadata)
         return tmp_path / "bad.safetensors"
 
-    before = server.admin.Stats(admin_pb2.StatsRequest())
+    before = server.counts()
     # The file itself.
     refused(server, tmp_path / "nowhere.npy", "cannot read")
     refused(server, tmp_path / "t.csv", "must end in .npy or .safetensors")
@@ -254,7 +254,7 @@ def test_what_cannot_be_imported(server, tmp_path):
     assert "'hashed' is a hashed table: give the keys of the rows, --keys" in said
 
     # None of this has changed anything.
-    assert server.admin.Stats(admin_pb2.StatsRequest()) == before
+    assert server.counts() == before
 
     # The table.
     said = server.run("table", "import", "nobody", "--from", good, expect=1)
