@@ -48,7 +48,9 @@ def test_wrong_options_are_named(server, options, message):
 
 def test_ctrl_c_ends_a_call_that_waits(silent):
     program = f"""
-import hotrow, sys
+import hotrow, signal, sys
+# A shell that starts the tests in the background makes all its children deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("waiting", flush=True)
 try:
     hotrow.connect({silent!r}, timeout=60)
