@@ -8,6 +8,7 @@ plain call does, which makes an array for every answer.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,8 @@ def start_server() -> tuple[subprocess.Popen[str], str]:
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     for line in server.stderr:
-        if "hotrow serves" in line:
-            return server, line.split()[-1]
+        if found := re.search(r"hotrow serves .* on (\S+)", line):
+            return server, found[1]
     raise SystemExit("the server did not start")
 
 
