@@ -154,7 +154,9 @@ fn curve() {
         let push = Push { table: "t", keys: &batches[number % batches.len()], gradients: &values, ..Push::default() };
         seconds(|| engine.push(&[push]).unwrap())
     };
-    (0..FIRST_LOOK).for_each(|number| drop(push(number)));
+    for number in 0..FIRST_LOOK {
+        push(number);
+    }
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for number in 0..PUSHES {
         // Now the one goes first, now the other, and each gets every batch.
