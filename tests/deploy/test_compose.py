@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import compose_spec
-import pytest
 import yaml
 
 import image
@@ -63,7 +62,6 @@ def test_the_server_takes_what_a_shard_is_given() -> None:
     assert len(addresses) == 1
 
 
-@pytest.mark.skipif(not (PLACE / "prometheus").exists(), reason="there are no rules and no dashboard yet")
 def test_prometheus_and_grafana_find_what_they_need() -> None:
     for name in ("prometheus", "grafana"):
         for volume in COMPOSE["services"][name]["volumes"]:
