@@ -69,8 +69,11 @@ impl<'a> Tags<'a> {
     #[inline(always)]
     pub fn approach(self, set: u32) -> &'a [u32] {
         let tags = &self.tags[set as usize..][..self.ways as usize];
-        simd::prefetch(tags.as_ptr());
-        simd::prefetch(tags.as_ptr().wrapping_add(tags.len()).wrapping_sub(1));
+        // Asking for memory that is not mapped would have the page tables searched in vain.
+        if let [first, .., last] = tags {
+            simd::prefetch(first);
+            simd::prefetch(last);
+        }
         tags
     }
 }

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use super::{Gradients, Pool, RoundingError, RowLayout, WriteBack};
 use crate::memory::{Mapping, Region};
 use crate::numeric::simd::{self, dispatch};
-use crate::numeric::{Noise, Rule};
+use crate::numeric::{Noise, Rule, WeightFormat};
 
 /// How many rows ahead to prefetch.
 const AHEAD: usize = 8;
@@ -138,6 +138,20 @@ impl HostPool {
 }
 
 impl HostPool {
+    /// Where the weights of a slot are, only to ask for the memory.
+    #[inline(always)]
+    pub fn address(&self, slot: u32) -> *const u8 {
+        self.weights.start.as_ptr().wrapping_add(slot as usize * self.weights.len).cast()
+    }
+
+    /// Rounds the weights of `slots[i]` to the nearest, into row `to[i]` of `out`.
+    ///
+    /// # Safety
+    /// See [`Pool`]; shared locks will do.
+    pub unsafe fn encode(&self, format: WeightFormat, slots: &[u32], to: &[u32], out: &mut [u8]) {
+        encode(self, format, slots, to, out);
+    }
+
     /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
     ///
     /// # Safety
@@ -235,6 +249,21 @@ fn gather_rows<const DIM: usize>(pool: &HostPool, slots: &[u32], to: &[u32], out
         match (out.as_mut_array::<DIM>(), weights.as_array::<DIM>()) {
             (Some(out), Some(weights)) if DIM > 0 => *out = *weights,
             _ => out.copy_from_slice(weights),
+        }
+    }
+}
+
+dispatch! {
+    fn encode(pool: &HostPool, format: WeightFormat, slots: &[u32], to: &[u32], out: &mut [u8]) {
+        let bytes = format.bytes(pool.layout.dim);
+        slots.iter().take(AHEAD).for_each(|&slot| pool.weights.prefetch(slot));
+        for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
+            if let Some(&ahead) = slots.get(i + AHEAD) {
+                pool.weights.prefetch(ahead);
+            }
+            // SAFETY: the caller's locks, by the contract of `Pool`.
+            let weights = unsafe { pool.weights(slot) };
+            format.encode_nearest(weights, &mut out[to as usize * bytes..][..bytes]);
         }
     }
 }

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
+use std::hint::select_unpredictable;
 
 use super::partition::Partition;
 use super::route::Route;
@@ -20,8 +21,12 @@ use crate::numeric::hash;
 use crate::numeric::simd::{self, Level, dispatch};
 use crate::table::{KeySpace, PartView, TablePart};
 
-/// Keys whose memory is asked for together: few enough that rows and answer stay in the innermost cache.
-const BLOCK: usize = 32;
+/// Keys that are looked up together: their rows, which are asked for meanwhile, fit the second-level cache.
+const BLOCK: usize = 128;
+/// How many keys ahead the directory's sets are asked for.
+const SETS_AHEAD: usize = 8;
+/// How many rows ahead they are asked for, when they are read.
+const ROWS_AHEAD: usize = 8;
 
 /// The parts of one table that a pull holds, by partition.
 pub struct Held<'a> {
@@ -68,19 +73,23 @@ impl<'a> Held<'a> {
         Ok(Held { table, route, stride: table.shape.stride(), views, parts })
     }
 
-    /// Where to look for a key; the memory there is asked for. `HASHED` is whether the table is.
+    /// Where to look for a key; the memory there is asked for.
     #[inline(always)]
-    fn approach<const HASHED: bool>(&self, key: u64) -> Place<'a> {
+    fn approach<const HASHED: bool, const CACHED: bool>(&self, key: u64) -> Place<'a> {
+        if !HASHED && !CACHED {
+            return Place { tags: &[], slot: 0, partition: self.route.dense(key) };
+        }
         let mixed = hash::mix64(key);
         let partition = if HASHED { self.route.hashed(mixed) } else { self.route.dense(key) };
-        let view = &self.views[partition as usize];
+        // There is a view for every partition, and their number is a power of two.
+        let view = &self.views[partition as usize & (self.views.len() - 1)];
         let set = view.tags.set(mixed);
         Place { tags: view.tags.approach(set), slot: view.first_slot + set, partition }
     }
 
     /// A key's row in its part, and a bit for the way that holds it, if it is cached.
     #[inline(always)]
-    fn find<const HASHED: bool>(&self, level: Level, key: u64, place: &Place<'a>) -> (u32, u32) {
+    fn find<const HASHED: bool, const CACHED: bool>(&self, level: Level, key: u64, place: &Place<'a>) -> (u32, u32) {
         let row = match if HASHED { self.parts[place.partition as usize] } else { None } {
             None => (key >> self.route.bits()) as u32,
             Some(part) => match part.find(key) {
@@ -88,16 +97,29 @@ impl<'a> Held<'a> {
                 None => return (ABSENT, 0),
             },
         };
-        (row, ways_with(level, place.tags, row))
+        (row, if CACHED { ways_with(level, place.tags, row) } else { 0 })
     }
 
-    /// Asks for the stored form of a row that is not in the cache.
+    /// Where the stored form of a row is, and whether there is one: only to ask for the memory.
     #[inline(always)]
-    fn prefetch<const HASHED: bool>(&self, partition: u32, row: u32) {
+    fn addresses<const HASHED: bool>(&self, partition: u32, row: u32) -> (*const u8, *const u8) {
         match if HASHED { self.parts[partition as usize] } else { None } {
-            None => self.views[partition as usize].prefetch_row(row, self.stride),
-            Some(_) if row == ABSENT => {}
-            Some(part) => part.prefetch_row(row),
+            None => self.views[partition as usize & (self.views.len() - 1)].addresses(row, self.stride),
+            // Any memory will do that is there already.
+            Some(_) if row == ABSENT => (self.views.as_ptr().cast(), self.views.as_ptr().cast()),
+            Some(part) => (part.address(row), self.views.as_ptr().cast()),
+        }
+    }
+
+    /// Asks for the stored form of a row that is read soon.
+    #[inline(always)]
+    fn prefetch(&self, partition: u32, row: u32) {
+        let (row, _) = match self.parts.is_empty() {
+            true => self.addresses::<false>(partition, row),
+            false => self.addresses::<true>(partition, row),
+        };
+        for line in 0..=self.stride / 64 {
+            simd::prefetch(row.wrapping_add(64 * line));
         }
     }
 
@@ -109,6 +131,17 @@ impl<'a> Held<'a> {
             Some(_) if row == ABSENT => None,
             Some(part) => part.and_then(|part| part.stored(row)),
         }
+    }
+
+    /// The weights of a row that are stored at full precision.
+    #[inline(always)]
+    fn exact(&self, partition: u32, row: u32) -> Option<&'a [f32]> {
+        let layout = self.table.layout();
+        if !layout.is_exact() {
+            return None;
+        }
+        // Rows of f32 start at a multiple of four bytes: regions are aligned, strides and keys are multiples.
+        self.stored(partition, row).map(|bytes| bytemuck::cast_slice(&bytes[..4 * layout.dim]))
     }
 
     /// Reads a row that is not in the cache.
@@ -147,12 +180,28 @@ impl Block<'_> {
         }
     }
 
-    /// Copies the rows that are cached into `out`.
-    fn gather(&self, held: &Held<'_>, out: &mut [f32]) {
-        if let (Some(Slots::Host(pool)), true) = (&held.table.slots, self.cached > 0) {
-            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
-            unsafe { pool.gather(&self.slots[..self.cached], &self.slots_to[..self.cached], out) };
+    /// The slots of the keys that are cached, and which keys these are.
+    fn cached(&self) -> (&[u32], &[u32]) {
+        (&self.slots[..self.cached], &self.slots_to[..self.cached])
+    }
+
+    /// One of the keys that are not cached. The row of one further on is asked for.
+    #[inline(always)]
+    fn other(&self, held: &Held<'_>, number: usize) -> Other {
+        if number == 0 {
+            (1..self.others.min(ROWS_AHEAD)).for_each(|number| self.ask(held, number));
         }
+        if number + ROWS_AHEAD < self.others {
+            self.ask(held, number + ROWS_AHEAD);
+        }
+        let to = self.rows_to[number];
+        Other { key: to, bag: 0, partition: self.places[to as usize % BLOCK].partition, row: self.rows[number] }
+    }
+
+    #[inline(always)]
+    fn ask(&self, held: &Held<'_>, number: usize) {
+        let to = self.rows_to[number % BLOCK] as usize % BLOCK;
+        held.prefetch(self.places[to].partition, self.rows[number % BLOCK]);
     }
 }
 
@@ -163,9 +212,12 @@ pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
     let mut block = Block::new();
     let mut hits = 0;
     for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * held.table.dim())) {
-        approach_block(held, keys, &mut block);
         find_block(held, keys, &mut block);
-        block.gather(held, out);
+        if let Some(Slots::Host(pool)) = &held.table.slots {
+            let (slots, to) = block.cached();
+            // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
+            unsafe { pool.gather(slots, to, out) };
+        }
         read_others(held, keys, &block, out);
         hits += block.cached as u64;
     }
@@ -175,92 +227,117 @@ pub fn rows(held: &Held<'_>, keys: &[u64], out: &mut [f32]) -> u64 {
 /// Reads the rows of `keys` into `out` in another format. Where that is the table's own, rows that are not in the cache
 /// are handed out as they are stored; all others are rounded to the nearest. Returns how many were in the cache.
 pub fn rows_as(format: WeightFormat, held: &Held<'_>, keys: &[u64], out: &mut [u8]) -> u64 {
-    let dim = held.table.dim();
     let mut block = Block::new();
     let mut hits = 0;
-    WORK.with_borrow_mut(|work| {
-        work.block.resize(BLOCK * dim, 0.0);
-        for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * format.bytes(dim))) {
-            approach_block(held, keys, &mut block);
-            find_block(held, keys, &mut block);
-            block.gather(held, &mut work.block);
-            encode_block(format, held, keys, &block, &mut work.block, out);
-            hits += block.cached as u64;
+    for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * format.bytes(held.table.dim()))) {
+        find_block(held, keys, &mut block);
+        if let Some(Slots::Host(pool)) = &held.table.slots {
+            let (slots, to) = block.cached();
+            // SAFETY: as in `rows`.
+            unsafe { pool.encode(format, slots, to, out) };
         }
-    });
+        WORK.with_borrow_mut(|work| encode_others(format, held, keys, &block, &mut work.row, out));
+        hits += block.cached as u64;
+    }
     hits
 }
 
 dispatch! {
     #[inline(never)]
-    fn approach_block<'a>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
-        let places = block.places.iter_mut().zip(keys);
-        match held.parts.is_empty() {
-            true => places.for_each(|(place, &key)| *place = held.approach::<false>(key)),
-            false => places.for_each(|(place, &key)| *place = held.approach::<true>(key)),
+    fn find_block<'a>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
+        match (held.parts.is_empty(), held.table.slots.is_some()) {
+            (true, true) => find_keys::<false, true>(held, keys, block),
+            (true, false) => find_keys::<false, false>(held, keys, block),
+            (false, true) => find_keys::<true, true>(held, keys, block),
+            (false, false) => find_keys::<true, false>(held, keys, block),
         }
     }
 }
 
-dispatch! {
-    #[inline(never)]
-    fn find_block<'a>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
-        if held.parts.is_empty() { find_keys::<false>(held, keys, block) } else { find_keys::<true>(held, keys, block) }
-    }
-}
-
+/// `HASHED` is whether the table is, `CACHED` whether it has a cache.
 #[inline(always)]
-fn find_keys<'a, const HASHED: bool>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
+fn find_keys<'a, const HASHED: bool, const CACHED: bool>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
     let level = simd::level();
+    let (slots, slot_bytes) = match &held.table.slots {
+        Some(Slots::Host(pool)) => (pool.address(0), 4 * held.table.dim()),
+        _ => (held.views.as_ptr().cast(), 0),
+    };
+    // As often for a slot as for a row, at steps that leave out no line of either.
+    let lines = |bytes: usize| bytes.div_ceil(64) + usize::from(!bytes.is_multiple_of(64));
+    let lines = lines(held.stride).max(lines(slot_bytes));
+    let step = |bytes: usize| bytes.saturating_sub(1).div_ceil(lines.max(2) - 1).min(64);
+    let (slot_step, row_step) = (step(slot_bytes), step(held.stride));
+    for (place, &key) in block.places.iter_mut().zip(keys).take(SETS_AHEAD) {
+        *place = held.approach::<HASHED, CACHED>(key);
+    }
     // Both counts stay below `BLOCK` where they are used, and the remainders tell the compiler so.
     let (mut cached, mut others) = (0, 0);
-    for (i, (&key, place)) in keys.iter().zip(&block.places).enumerate() {
-        let (row, way) = held.find::<HASHED>(level, key, place);
+    for (i, &key) in keys.iter().enumerate() {
+        if let Some(&ahead) = keys.get(i + SETS_AHEAD) {
+            block.places[(i + SETS_AHEAD) % BLOCK] = held.approach::<HASHED, CACHED>(ahead);
+        }
+        let place = block.places[i % BLOCK];
+        let (row, way) = held.find::<HASHED, CACHED>(level, key, &place);
+        let slot = place.slot.wrapping_add(way.trailing_zeros());
         // Written in either case, and overwritten by the next key unless counted.
-        block.slots[cached % BLOCK] = place.slot.wrapping_add(way.trailing_zeros());
+        block.slots[cached % BLOCK] = slot;
         block.slots_to[cached % BLOCK] = i as u32;
         block.rows[others % BLOCK] = row;
         block.rows_to[others % BLOCK] = i as u32;
         cached += usize::from(way != 0);
         others += usize::from(way == 0);
+        let (row, stored) = held.addresses::<HASHED>(place.partition, row);
+        let slot = slots.wrapping_add(slot as usize * slot_bytes);
+        let mut at = select_unpredictable(way != 0, slot, row);
+        let step = select_unpredictable(way != 0, slot_step, row_step);
+        simd::prefetch_early(select_unpredictable(way != 0, slot, stored));
+        for _ in 0..lines {
+            simd::prefetch_early(at);
+            at = at.wrapping_add(step);
+        }
     }
     (block.cached, block.others) = (cached, others);
-    for (&row, &to) in block.rows[..others].iter().zip(&block.rows_to) {
-        held.prefetch::<HASHED>(block.places[to as usize].partition, row);
-    }
 }
 
 dispatch! {
     #[inline(never)]
     fn read_others(held: &Held<'_>, keys: &[u64], block: &Block<'_>, out: &mut [f32]) {
-        let dim = held.table.dim();
-        for (&row, &to) in block.rows[..block.others].iter().zip(&block.rows_to) {
-            let i = to as usize;
-            held.read(keys[i], block.places[i].partition, row, &mut out[i * dim..][..dim]);
+        match held.table.dim() {
+            16 => read_rows::<16>(held, keys, block, out),
+            32 => read_rows::<32>(held, keys, block, out),
+            64 => read_rows::<64>(held, keys, block, out),
+            128 => read_rows::<128>(held, keys, block, out),
+            _ => read_rows::<0>(held, keys, block, out),
         }
+    }
+}
+
+/// `DIM` is the number of weights, or 0 where it is not one of the usual ones: loops of a known length are unrolled.
+#[inline(always)]
+fn read_rows<const DIM: usize>(held: &Held<'_>, keys: &[u64], block: &Block<'_>, out: &mut [f32]) {
+    let dim = if DIM > 0 { DIM } else { held.table.dim() };
+    for number in 0..block.others {
+        let other = block.other(held, number);
+        let i = other.key as usize;
+        held.read(keys[i], other.partition, other.row, &mut out[i * dim..][..dim]);
     }
 }
 
 dispatch! {
     #[inline(never)]
-    fn encode_block(
+    fn encode_others(
         format: WeightFormat,
         held: &Held<'_>,
         keys: &[u64],
         block: &Block<'_>,
-        rows: &mut [f32],
+        scratch: &mut Vec<f32>,
         out: &mut [u8]
     ) {
-        let (dim, bytes) = (held.table.dim(), format.bytes(held.table.dim()));
-        for &to in &block.slots_to[..block.cached] {
-            let i = to as usize;
-            encode_nearest(format, &rows[i * dim..][..dim], &mut out[i * bytes..][..bytes]);
-        }
-        let scratch = &mut rows[..dim];
-        for (&row, &to) in block.rows[..block.others].iter().zip(&block.rows_to) {
-            let i = to as usize;
-            let out = &mut out[i * bytes..][..bytes];
-            read_as(format, held, Other { key: to, bag: 0, partition: block.places[i].partition, row }, keys, scratch, out);
+        let bytes = format.bytes(held.table.dim());
+        scratch.resize(held.table.dim(), 0.0);
+        for number in 0..block.others {
+            let other = block.other(held, number);
+            read_as(format, held, other, keys, scratch, &mut out[other.key as usize * bytes..][..bytes]);
         }
     }
 }
@@ -276,7 +353,7 @@ fn read_as(format: WeightFormat, held: &Held<'_>, other: Other, keys: &[u64], sc
         }
         _ => {
             held.read(keys[other.key as usize], other.partition, other.row, scratch);
-            encode_nearest(format, scratch, out);
+            format.encode_nearest(scratch, out);
         }
     }
 }
@@ -295,17 +372,11 @@ pub fn find(held: &Held<'_>, keys: &[u64]) -> Found {
     let mut block = Block::new();
     let mut found = Found::default();
     for (first, keys) in (0..).step_by(BLOCK).zip(keys.chunks(BLOCK)) {
-        approach_block(held, keys, &mut block);
         find_block(held, keys, &mut block);
-        let cached = block.slots[..block.cached].iter().zip(&block.slots_to);
-        found.cached.extend(cached.map(|(&slot, &to)| (slot, first + to)));
-        let others = block.rows[..block.others].iter().zip(&block.rows_to);
-        found.others.extend(others.map(|(&row, &to)| Other {
-            key: first + to,
-            bag: 0,
-            partition: block.places[to as usize].partition,
-            row,
-        }));
+        let (slots, to) = block.cached();
+        found.cached.extend(slots.iter().zip(to).map(|(&slot, &to)| (slot, first + to)));
+        let others = (0..block.others).map(|number| block.other(held, number));
+        found.others.extend(others.map(|other| Other { key: first + other.key, ..other }));
     }
     found
 }
@@ -363,7 +434,6 @@ pub struct FoundBags {
 struct Work {
     found: FoundBags,
     row: Vec<f32>,
-    block: Vec<f32>,
 }
 
 /// A key whose row is not in the cache.
@@ -397,55 +467,53 @@ dispatch! {
             // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
             unsafe { pool.gather_pooled(&found.slots, &found.slot_bags, factors, out) };
         }
-        for &other in &found.others {
-            held.read(bags.keys[other.key as usize], other.partition, other.row, row);
-            add_other(bags, other, row, out);
+        for (number, &other) in found.others.iter().enumerate() {
+            if let Some(ahead) = found.others.get(number + ROWS_AHEAD) {
+                held.prefetch(ahead.partition, ahead.row);
+            }
+            match held.exact(other.partition, other.row) {
+                Some(row) => add_other(bags, other, row, out),
+                None => {
+                    held.read(bags.keys[other.key as usize], other.partition, other.row, row);
+                    add_other(bags, other, row, out);
+                }
+            }
         }
         divide(bags, held.table.dim(), out);
         found.slots.len() as u64
     }
 }
 
-dispatch! {
-    /// Looks up the keys of bags.
-    pub fn find_bags(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
-        match held.parts.is_empty() {
-            true => find_in_bags::<false>(held, bags, found),
-            false => find_in_bags::<true>(held, bags, found),
-        }
-    }
-}
-
-#[inline(always)]
-fn find_in_bags<const HASHED: bool>(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
+/// Looks up the keys of bags.
+pub fn find_bags(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
     found.slots.clear();
     found.slot_bags.clear();
     found.slot_factors.clear();
     found.others.clear();
-    let level = simd::level();
-    let mut places = [Place::default(); BLOCK];
+    let mut block = Block::new();
+    let mut bag_of = [0u32; BLOCK];
     let (mut bag, mut end) = (0, bags.end_of(0));
     for (first, keys) in (0..).step_by(BLOCK).zip(bags.keys.chunks(BLOCK)) {
-        for (place, &key) in places.iter_mut().zip(keys) {
-            *place = held.approach::<HASHED>(key);
-        }
-        for (i, (&key, place)) in (first..).zip(keys.iter().zip(&places)) {
+        find_block(held, keys, &mut block);
+        for (i, bag_of) in (first..).zip(&mut bag_of[..keys.len()]) {
             while i >= end {
                 bag += 1;
                 end = bags.end_of(bag);
             }
-            let (row, way) = held.find::<HASHED>(level, key, place);
-            if way != 0 {
-                found.slots.push(place.slot + way.trailing_zeros());
-                found.slot_bags.push(bag as u32);
-                if let Some(weights) = bags.weights {
-                    found.slot_factors.push(weights[i]);
-                }
-            } else {
-                held.prefetch::<HASHED>(place.partition, row);
-                found.others.push(Other { key: i as u32, bag: bag as u32, partition: place.partition, row });
-            }
+            *bag_of = bag as u32;
         }
+        let (slots, to) = block.cached();
+        found.slots.extend_from_slice(slots);
+        found.slot_bags.extend(to.iter().map(|&to| bag_of[to as usize]));
+        if let Some(weights) = bags.weights {
+            found.slot_factors.extend(to.iter().map(|&to| weights[first + to as usize]));
+        }
+        let others = (0..block.others).map(|number| block.other(held, number));
+        found.others.extend(others.map(|other| Other {
+            key: first as u32 + other.key,
+            bag: bag_of[other.key as usize],
+            ..other
+        }));
     }
 }
 

@@ -151,6 +151,12 @@ impl WeightFormat {
         }
     }
 
+    /// Rounds weights to the nearest. Takes no random numbers.
+    #[inline(always)]
+    pub fn encode_nearest(self, x: &[f32], row: &mut [u8]) {
+        self.encode(x, Rounding::Nearest, Noise { seed: 0, partition: 0, write_back: 0 }, row);
+    }
+
     /// Rounds weights into `row`, which has [`Self::bytes`] of `x.len()`.
     #[inline(always)]
     pub fn encode(self, x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
@@ -177,9 +183,9 @@ super::simd::dispatch! {
 }
 
 super::simd::dispatch! {
-    /// Rounds the weights of one row to the nearest. Takes no random numbers.
+    /// [`WeightFormat::encode_nearest`].
     pub fn encode_nearest(format: WeightFormat, x: &[f32], row: &mut [u8]) {
-        format.encode(x, Rounding::Nearest, Noise { seed: 0, partition: 0, write_back: 0 }, row);
+        format.encode_nearest(x, row);
     }
 }
 

@@ -71,6 +71,23 @@ pub fn prefetch<T>(address: *const T) {
     }
 }
 
+/// Asks for the cache line at `address` in the second-level cache. Many more of these can be under way at a time than of
+/// those for the first level, which keep the processor waiting when there are too many: ask with this early, and
+/// with [`prefetch`] shortly before the line is needed.
+#[inline(always)]
+pub fn prefetch_early<T>(address: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults and changes no memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        let _ = address;
+    }
+}
+
 /// Asks for the cache lines of `slice`. How often it asks depends on the length alone, not on where the slice starts:
 /// the line before the last that is left out now and then costs less than a branch that cannot be predicted.
 #[inline(always)]

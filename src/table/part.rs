@@ -38,22 +38,25 @@ pub struct PartView<'a> {
     pub first_slot: u32,
     /// The rows of a dense part.
     rows: &'a [u8],
-    /// Which of them were ever stored.
+    /// Which of them were ever stored; empty where all were.
     stored: &'a [u64],
 }
 
 impl<'a> PartView<'a> {
-    /// Asks for the memory of a row of a dense part.
+    /// Where a row of a dense part is, and what says whether it was ever stored: only to ask for the memory.
     #[inline(always)]
-    pub fn prefetch_row(&self, row: u32, stride: usize) {
-        simd::prefetch(self.stored.as_ptr().wrapping_add((row / 64) as usize));
-        simd::prefetch_slice(&self.rows[row as usize * stride..][..stride]);
+    pub fn addresses(&self, row: u32, stride: usize) -> (*const u8, *const u8) {
+        let at = self.rows.as_ptr().wrapping_add(row as usize * stride);
+        match self.stored {
+            [] => (at, at),
+            stored => (at, stored.as_ptr().wrapping_add((row / 64) as usize).cast()),
+        }
     }
 
     /// The stored form of a row of a dense part, or `None` where it was never stored.
     #[inline(always)]
     pub fn stored(&self, row: u32, stride: usize) -> Option<&'a [u8]> {
-        let stored = self.stored[(row / 64) as usize] >> (row % 64) & 1 != 0;
+        let stored = self.stored.is_empty() || self.stored[(row / 64) as usize] >> (row % 64) & 1 != 0;
         stored.then(|| &self.rows[row as usize * stride..][..stride])
     }
 }
@@ -202,8 +205,17 @@ impl TablePart {
 
     /// What a pull reads.
     pub fn view(&self) -> PartView<'_> {
-        let (rows, stored) = self.rows.range().unwrap_or((&[], &[]));
+        let (rows, mut stored) = self.rows.range().unwrap_or((&[], &[]));
+        if self.stored_count() == self.row_count() {
+            stored = &[];
+        }
         PartView { tags: self.directory.tags(), first_slot: self.first_slot, rows, stored }
+    }
+
+    /// Where a row is, only to ask for the memory.
+    #[inline(always)]
+    pub fn address(&self, row: u32) -> *const u8 {
+        self.rows.row(row).as_ptr()
     }
 
     /// Asks for the memory of a row's stored form.
