@@ -1,6 +1,9 @@
 //! The machine's limits: the plainest loop over plain arrays that does the same work, with prefetching and AVX2 where
 //! the CPU has it. No index, no cache, no locks, no checks of requests.
 
+use hotrow::numeric::WeightFormat;
+use hotrow::numeric::format::decode_rows;
+
 const AHEAD: usize = 16;
 
 /// A plain array on huge pages, as the engine's own memory is.
@@ -83,6 +86,22 @@ fastest! {
                 *out = f32::from(q as i8) * scale;
             }
         }
+    }
+}
+
+/// Rows of any format, stored without gaps: gathered in blocks, which are then decoded.
+pub fn gather_coded(format: WeightFormat, table: &[u8], dim: usize, keys: &[u64], out: &mut [f32]) {
+    const BLOCK: usize = 32;
+    let stride = format.bytes(dim);
+    let mut block = vec![0; BLOCK * stride];
+    for (n, (block_keys, out)) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)).enumerate() {
+        for (i, (&key, row)) in block_keys.iter().zip(block.chunks_exact_mut(stride)).enumerate() {
+            if let Some(&next) = keys.get(n * BLOCK + i + AHEAD) {
+                prefetch(table[next as usize * stride..].as_ptr(), stride);
+            }
+            row.copy_from_slice(&table[key as usize * stride..][..stride]);
+        }
+        decode_rows(format, dim, &block[..block_keys.len() * stride], out);
     }
 }
 

@@ -4,12 +4,13 @@
 
 pub mod bare;
 pub mod limits;
+pub mod load;
 pub mod process;
 pub mod remote;
 pub mod workload;
 
 /// Something that rows are pulled from and gradients are pushed to.
-pub trait Store {
+pub trait Store: Send {
     /// What has to be done before the clock starts.
     fn prepare(&mut self, _keys: &[u64]) {}
 

@@ -124,10 +124,9 @@ pub fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// How long some work on keys takes that fills `out`. Keys and `out` are as near to the CPU for whoever comes first as for the
-/// next.
-pub fn warm_seconds(keys: &[u64], out: &mut [f32], work: impl FnOnce(&mut [f32])) -> f64 {
-    out.fill(0.0);
-    std::hint::black_box(keys.iter().fold(0, |sum, key| sum ^ key));
-    seconds(|| work(std::hint::black_box(out)))
+/// [`seconds`] of work on keys and numbers that are as near to the CPU for whoever comes first as for the next.
+pub fn warm_seconds<T>(keys: &[u64], numbers: &mut [f32], work: impl FnOnce(&mut [f32]) -> T) -> f64 {
+    std::hint::black_box(keys.iter().fold(0, |all, key| all ^ key));
+    std::hint::black_box(numbers.iter().fold(0, |all, number| all ^ number.to_bits()));
+    seconds(|| work(std::hint::black_box(numbers)))
 }
