@@ -5,7 +5,7 @@ CARGO ?= cargo
 ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-torch cuda interop console watch deploy deploy-build python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-matrix bench-codec bench-python clean
+.PHONY: help test test-long test-torch cuda interop console watch deploy deploy-build python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-latency bench-sweeps bench-codec bench-python clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -94,9 +94,13 @@ bench-engine: ## the engine beside the machine's limits, as `ratio NAME VALUE` l
 	@echo "== engine against limits, one run"
 	$(CARGO) bench --locked --bench ratios
 
-bench-matrix: ## pull and push for every precision, cache size, policy, rows and dim, beside the limits (long)
-	@echo "== engine against limits, the whole matrix"
-	$(CARGO) bench --locked --bench matrix
+bench-sweeps: ## pull and push over rows, dim, batch, precision, cache, clients, shards ... beside the limits (ARGS=--help)
+	@echo "== engine and service against limits, one thing changed at a time"
+	$(CARGO) bench --locked --bench sweeps -- $(ARGS)
+
+bench-latency: ## the tail of pulls at half of the peak load
+	@echo "== latency at half of the peak"
+	$(CARGO) bench --locked --bench latency
 
 bench-service: ## the service beside a bare TCP server, as `ratio NAME VALUE` lines
 	@echo "== service against bare TCP, one run"
@@ -114,7 +118,7 @@ bench-python: ## pulls from Python beside the Rust client's
 	@echo "== the Python client against the Rust client, one run"
 	$$(python/environment release) python/benches/pull.py
 
-bench: bench-engine bench-service bench-durability bench-python bench-codec bench-matrix ## all benchmarks
+bench: bench-engine bench-service bench-latency bench-durability bench-python bench-codec bench-sweeps ## all benchmarks
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -9,7 +9,7 @@ mod common;
 use std::hint::black_box;
 
 use common::limits::{self, Array};
-use common::workload::{Zipf, gradients, median, seconds};
+use common::workload::{Zipf, gradients, median, ratio, seconds, warm_seconds};
 use hotrow::{
     Assign, CacheBudget, Engine, EngineConfig, Initializer, Optimizer, Policy, Precision, Pull, Push, TableSpec,
 };
@@ -66,79 +66,87 @@ fn trained(precision: Precision, policy: Policy, zipf: &mut Zipf) -> Engine {
 }
 
 fn report(name: &str, limit: Vec<f64>, ours: Vec<f64>) {
-    let ratios = limit.iter().zip(&ours).map(|(limit, ours)| limit / ours).collect();
+    let ratio = ratio(&limit, &ours);
     let rate = |times: Vec<f64>| BATCH as f64 / median(times) / 1e6;
     println!("# {name}: limit {:.1} Mrows/s, hotrow {:.1} Mrows/s (medians of {ROUNDS})", rate(limit), rate(ours));
-    println!("ratio {name} {:.3}", median(ratios));
+    println!("ratio {name} {ratio:.3}");
 }
 
 /// `wanted` is empty for everything, or `pull` or `push`.
 fn speed(wanted: &str) {
     println!(
-        "# engine, 1 thread, {ROWS} rows, dim {DIM}, Zipf 1.05, batch {BATCH}, f32 out, {}",
+        "# engine, 1 thread, {ROWS} rows, dim {DIM}, {BATCH} unique keys of a Zipf 1.05 draw (as drawn, with duplicates, where a \
+         name says so), f32 out, {}",
         hotrow::numeric::simd::name()
     );
     let mut zipf = Zipf::new(ROWS, 1.05, 7);
-    let values = gradients(BATCH * DIM, 3);
-    let mut out = vec![0.0f32; BATCH * DIM];
+    let mut table = Array::new((0..ROWS * DIM).map(|_| 0.1f32));
+    let mut sums = Array::new((0..ROWS).map(|_| 0.1f32));
 
+    let codes = Array::new((0..ROWS * (DIM + 2)).map(|i| (i * 37 % 64) as u8));
     for (policy, suffix) in [(Policy::Lru, ""), (Policy::Lfu, ".lfu")] {
         let engine = trained(Precision::Int8, policy, &mut zipf);
-        let codes = Array::new((0..ROWS * (DIM + 2)).map(|i| (i * 37 % 64) as u8));
-        let (mut limit, mut ours) = (Vec::new(), Vec::new());
-        let before = engine.stats("t").unwrap();
-        for _ in 0..if wanted == "push" { 1 } else { ROUNDS } {
-            let keys = zipf.batch(BATCH);
-            limit.push(seconds(|| limits::gather_int8(black_box(codes.as_ref()), DIM, &keys, black_box(&mut out))));
-            ours.push(seconds(|| engine.pull(&[Pull { table: "t", keys: &keys }], black_box(&mut out)).unwrap()));
+        if wanted != "push" {
+            let limit = |keys: &[u64], out: &mut [f32]| limits::gather_int8(black_box(codes.as_ref()), DIM, keys, out);
+            pulls(&format!("engine.pull.int8{suffix}"), &engine, &mut zipf, limit);
         }
-        let after = engine.stats("t").unwrap();
-        let hits = (after.pull_hits - before.pull_hits) as f64 / (ROUNDS * BATCH) as f64;
-        println!("# pull int8, 5 % {policy} cache: hit rate {hits:.3}");
-        report(&format!("engine.pull.int8{suffix}"), limit, ours);
-
-        let mut table = Array::new((0..ROWS * DIM).map(|_| 0.1f32));
-        let mut sums = Array::new((0..ROWS).map(|_| 0.1f32));
-        let (mut limit, mut ours) = (Vec::new(), Vec::new());
-        let before = engine.stats("t").unwrap();
-        for _ in 0..if wanted == "pull" { 1 } else { ROUNDS } {
-            let keys = zipf.unique_batch(BATCH);
-            limit.push(seconds(|| {
-                limits::rowwise_adagrad(black_box(table.as_mut()), sums.as_mut(), DIM, &keys, &values, 0.01);
-            }));
-            let push = Push { table: "t", keys: &keys, gradients: &values, ..Push::default() };
-            ours.push(seconds(|| engine.push(&[push]).unwrap()));
+        if wanted != "pull" {
+            let name = format!("engine.push.rowwise_adagrad{suffix}");
+            pushes(&name, &engine, &mut zipf, table.as_mut(), sums.as_mut());
         }
-        let after = engine.stats("t").unwrap();
-        let pushed = (ROUNDS * BATCH) as f64;
-        println!(
-            "# push int8, 5 % {policy} cache, unique keys: hit rate {:.3}, write-backs per update {:.3}",
-            (after.changes.push_hits - before.changes.push_hits) as f64 / pushed,
-            (after.changes.write_backs - before.changes.write_backs) as f64 / pushed,
-        );
-        report(&format!("engine.push.rowwise_adagrad{suffix}"), limit, ours);
     }
 
     let engine = trained(Precision::F32, Policy::Lru, &mut zipf);
-    let mut table = Array::new((0..ROWS * DIM).map(|_| 0.1f32));
-    let mut sums = Array::new((0..ROWS).map(|_| 0.1f32));
-    let (mut limit, mut ours) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let keys = zipf.batch(BATCH);
-        limit.push(seconds(|| limits::gather_f32(black_box(table.as_ref()), DIM, &keys, black_box(&mut out))));
-        ours.push(seconds(|| engine.pull(&[Pull { table: "t", keys: &keys }], black_box(&mut out)).unwrap()));
+    if wanted != "push" {
+        let limit = |keys: &[u64], out: &mut [f32]| limits::gather_f32(black_box(table.as_ref()), DIM, keys, out);
+        pulls("engine.pull.f32", &engine, &mut zipf, limit);
     }
-    report("engine.pull.f32", limit, ours);
+    if wanted != "pull" {
+        pushes("engine.push.rowwise_adagrad.f32", &engine, &mut zipf, table.as_mut(), sums.as_mut());
+    }
+}
+
+/// Pulls of unique keys, and of keys as drawn.
+fn pulls(name: &str, engine: &Engine, zipf: &mut Zipf, limit_pull: impl Fn(&[u64], &mut [f32])) {
+    let mut out = vec![0.0f32; BATCH * DIM];
+    for suffix in ["", ".drawn"] {
+        let (mut limit, mut ours) = (Vec::new(), Vec::new());
+        let before = engine.stats("t").unwrap();
+        for _ in 0..ROUNDS {
+            let keys = if suffix.is_empty() { zipf.unique_batch(BATCH) } else { zipf.batch(BATCH) };
+            limit.push(warm_seconds(&keys, &mut out, |out| limit_pull(&keys, out)));
+            let pull = Pull { table: "t", keys: &keys };
+            ours.push(warm_seconds(&keys, &mut out, |out| engine.pull(&[pull], out).unwrap()));
+        }
+        let after = engine.stats("t").unwrap();
+        let hits = (after.pull_hits - before.pull_hits) as f64 / (ROUNDS * BATCH) as f64;
+        println!("# {name}{suffix}: hit rate {hits:.3}");
+        report(&format!("{name}{suffix}"), limit, ours);
+    }
+}
+
+/// Pushes beside the plain update of these arrays.
+fn pushes(name: &str, engine: &Engine, zipf: &mut Zipf, table: &mut [f32], sums: &mut [f32]) {
+    let mut values = gradients(BATCH * DIM, 3);
     let (mut limit, mut ours) = (Vec::new(), Vec::new());
+    let before = engine.stats("t").unwrap();
     for _ in 0..ROUNDS {
         let keys = zipf.unique_batch(BATCH);
-        limit.push(seconds(|| {
-            limits::rowwise_adagrad(black_box(table.as_mut()), sums.as_mut(), DIM, &keys, &values, 0.01)
+        limit.push(warm_seconds(&keys, &mut values, |values| {
+            limits::rowwise_adagrad(black_box(table), sums, DIM, &keys, values, 0.01);
         }));
-        let push = Push { table: "t", keys: &keys, gradients: &values, ..Push::default() };
-        ours.push(seconds(|| engine.push(&[push]).unwrap()));
+        ours.push(warm_seconds(&keys, &mut values, |gradients| {
+            engine.push(&[Push { table: "t", keys: &keys, gradients, ..Push::default() }]).unwrap()
+        }));
     }
-    report("engine.push.rowwise_adagrad.f32", limit, ours);
+    let after = engine.stats("t").unwrap();
+    let pushed = (ROUNDS * BATCH) as f64;
+    println!(
+        "# {name}: hit rate {:.3}, write-backs per update {:.3}",
+        (after.changes.push_hits - before.changes.push_hits) as f64 / pushed,
+        (after.changes.write_backs - before.changes.write_backs) as f64 / pushed,
+    );
+    report(name, limit, ours);
 }
 
 /// Pushes with the curve of hit rates beside pushes without, in turn. The curve looks at pushes for a while and rests for a

@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let keys: Vec<u64> = read(&args.keys)?;
     let gradients: Vec<f32> = read(&args.gradients)?;
-    if keys.is_empty() || keys.len() % args.batch != 0 || gradients.len() != args.batch * args.dim {
+    if keys.is_empty() || !keys.len().is_multiple_of(args.batch) || gradients.len() != args.batch * args.dim {
         bail!("the keys are no batches of {}, or the gradients not those of one", args.batch);
     }
     let batches: Vec<&[u64]> = keys.chunks(args.batch).collect();

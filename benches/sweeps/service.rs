@@ -23,6 +23,7 @@ pub const DIM: usize = 64;
 pub const BATCH: usize = 8192;
 /// Rows of a measurement, at least: small batches are measured several at a time.
 const MEASURED: usize = 8192;
+const WARM_UP: usize = 5;
 /// Pushes of a round with a log, and how many of them are under way at a time.
 const PUSHES: usize = 24;
 const UNDER_WAY: usize = 8;
@@ -56,18 +57,18 @@ fn measure(
     let mut zipf = Zipf::new(ROWS, 1.05, 7);
     let mut numbers = gradients(batch * DIM, 3);
     let count = MEASURED.div_ceil(batch);
+    // Drawn beforehand: nobody falls asleep between rounds. The first rounds warm up.
+    let drawn: Vec<Vec<u64>> = (0..(rounds + WARM_UP) * count).map(|_| zipf.unique_batch(batch)).collect();
     // Pulls overwrite the numbers, so pushes come first.
     for what in [What::Push, What::Pull] {
         let mut times = Times::default();
-        // The first rounds warm up.
-        for round in 0..rounds + 5 {
-            let batches: Vec<Vec<u64>> = (0..count).map(|_| zipf.unique_batch(batch)).collect();
+        for (round, batches) in drawn.chunks(count).enumerate() {
             let mut each = |store: &mut dyn Store| -> f64 {
                 let time = |keys: &Vec<u64>| warm_seconds(keys, &mut numbers, |numbers| what.run(store, keys, numbers));
                 batches.iter().map(time).sum()
             };
             let (limit, ours) = (each(limit), each(ours));
-            if round >= 5 {
+            if round >= WARM_UP {
                 times.limit.push(limit);
                 times.ours.push(ours);
             }
