@@ -17,7 +17,7 @@ use crate::service::{BATCH, DIM, ROWS, spec};
 pub fn sweep(quick: bool) {
     let (counts, windows, time): (&[usize], _, _) = match quick {
         true => (&[1, 8], 5, Duration::from_millis(100)),
-        false => (&[1, 2, 4, 8, 16, 32], 5, Duration::from_millis(400)),
+        false => (&[1, 2, 4, 8, 16, 32], 9, Duration::from_millis(400)),
     };
     let runtime = runtime();
     let server = Child::hotrow(|_| ());

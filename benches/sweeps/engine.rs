@@ -66,7 +66,7 @@ pub fn zipf(quick: bool) {
 fn run(cases: impl Iterator<Item = Case>, quick: bool) {
     let mut limits = None;
     for case in cases {
-        measure(&case, &mut limits, if quick { 5 } else { 21 });
+        measure(&case, &mut limits, if quick { 5 } else { 61 });
     }
 }
 
@@ -90,8 +90,9 @@ fn measure(case: &Case, limits: &mut Option<Limits>, rounds: usize) {
     let count = MEASURED.div_ceil(batch);
     let [mut pull, mut push] = [Times::default(), Times::default()];
     for _ in 0..rounds {
-        let batches: Vec<Vec<u64>> = (0..count).map(|_| zipf.unique_batch(batch)).collect();
-        table.round(limits, &batches, &mut buffers, &mut pull, &mut push);
+        let mut draw = || -> Vec<Vec<u64>> { (0..count).map(|_| zipf.unique_batch(batch)).collect() };
+        table.pull_round(limits, &draw(), &mut buffers, &mut pull);
+        table.push_round(limits, &draw(), &mut buffers, &mut push);
     }
     let stats = table.engine.stats("t").unwrap();
     let settings = json!({
@@ -134,24 +135,23 @@ impl Trained {
         self.engine.push(&[Push { table: "t", keys, gradients, ..Push::default() }]).unwrap();
     }
 
-    /// Pulls and pushes these batches, each beside its limit.
-    pub fn round(
-        &self,
-        limits: &mut Limits,
-        batches: &[Vec<u64>],
-        buffers: &mut Buffers,
-        pull: &mut Times,
-        push: &mut Times,
-    ) {
-        let Buffers { out, gradients } = buffers;
-        let each = |numbers: &mut [f32], work: &mut dyn FnMut(&[u64], &mut [f32])| -> f64 {
-            batches.iter().map(|keys| warm_seconds(keys, numbers, |numbers| work(keys, numbers))).sum()
-        };
-        pull.limit.push(each(out, &mut |keys, out| limits.gather(keys, out)));
-        pull.ours.push(each(out, &mut |keys, out| self.engine.pull(&[Pull { table: "t", keys }], out).unwrap()));
-        push.limit.push(each(gradients, &mut |keys, gradients| limits.update(keys, gradients)));
-        push.ours.push(each(gradients, &mut |keys, gradients| self.push(keys, gradients)));
+    /// Pulls these batches, beside the limit. They are not to be pushed next: rows just read are near to the CPU.
+    pub fn pull_round(&self, limits: &Limits, batches: &[Vec<u64>], buffers: &mut Buffers, times: &mut Times) {
+        let pull = |keys: &[u64], out: &mut [f32]| self.engine.pull(&[Pull { table: "t", keys }], out).unwrap();
+        times.limit.push(each(batches, &mut buffers.out, |keys, out| limits.gather(keys, out)));
+        times.ours.push(each(batches, &mut buffers.out, pull));
     }
+
+    /// Pushes these batches, beside the limit.
+    pub fn push_round(&self, limits: &mut Limits, batches: &[Vec<u64>], buffers: &mut Buffers, times: &mut Times) {
+        times.limit.push(each(batches, &mut buffers.gradients, |keys, gradients| limits.update(keys, gradients)));
+        times.ours.push(each(batches, &mut buffers.gradients, |keys, gradients| self.push(keys, gradients)));
+    }
+}
+
+/// Seconds that some work takes on all of these batches.
+fn each(batches: &[Vec<u64>], numbers: &mut [f32], mut work: impl FnMut(&[u64], &mut [f32])) -> f64 {
+    batches.iter().map(|keys| warm_seconds(keys, numbers, |numbers| work(keys, numbers))).sum()
 }
 
 /// What a batch is pulled into and pushed from.

@@ -26,14 +26,15 @@ struct Size {
 
 pub fn sweep(quick: bool) {
     let (sizes, rounds): (&[usize], _) =
-        if quick { (&[100_000, 1_000_000], 5) } else { (&[100_000, 1_000_000, 10_000_000, 100_000_000], 31) };
+        if quick { (&[100_000, 1_000_000], 5) } else { (&[100_000, 1_000_000, 10_000_000, 100_000_000], 61) };
     let mut sizes: Vec<Size> = sizes.iter().map(|&rows| Size::new(rows)).collect();
     let largest = sizes.iter().map(|size| size.rows).max().unwrap_or_default();
     let mut limits = Limits::new(largest, DIM, WeightFormat::Int4Affine);
     let mut buffers = Buffers::new(BATCH, DIM);
     for _ in 0..rounds {
         for Size { zipf, table, pull, push, .. } in &mut sizes {
-            table.round(&mut limits, &[zipf.unique_batch(BATCH)], &mut buffers, pull, push);
+            table.pull_round(&limits, &[zipf.unique_batch(BATCH)], &mut buffers, pull);
+            table.push_round(&mut limits, &[zipf.unique_batch(BATCH)], &mut buffers, push);
         }
     }
     let timed = |rows: usize| sizes.iter().find(|size| size.rows == rows);

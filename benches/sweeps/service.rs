@@ -53,7 +53,7 @@ fn measure(
     settings: &Value,
     quick: bool,
 ) {
-    let rounds = if quick { 5 } else { 31 };
+    let rounds = if quick { 5 } else { 101 };
     let mut zipf = Zipf::new(ROWS, 1.05, 7);
     let mut numbers = gradients(batch * DIM, 3);
     let count = MEASURED.div_ceil(batch);
@@ -158,7 +158,7 @@ pub fn transport(quick: bool) {
 
 /// Pushes, several under way, to a server without a log and to servers with one, in turn.
 pub fn log(quick: bool) {
-    let rounds = if quick { 5 } else { 9 };
+    let rounds = if quick { 5 } else { 15 };
     let runtime = runtime();
     // On the disk that builds are on, not in memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
