@@ -1,0 +1,73 @@
+"""fbgemm's table-batched embeddings on the CPU, in process, one thread, row-wise Adagrad fused into the backward.
+
+A pull is the forward, into the tensor that it makes; a push is the backward alone: the forward that it needs runs before
+the clock starts.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from . import protocol
+
+
+class Embeddings:
+    def __init__(self, task: protocol.Task, weights: SparseType, bag: int) -> None:
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(task.rows, task.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=protocol.LEARNING_RATE,
+            eps=1e-8,
+            pooling_mode=PoolingMode.NONE if bag == 1 else PoolingMode.SUM,
+            weights_precision=weights,
+            output_dtype=SparseType.FP32,
+        )
+        with torch.no_grad():
+            (held,) = self.module.split_embedding_weights()
+            held.copy_(torch.from_numpy(protocol.table(task.rows, task.dim)))
+        self.batches = [torch.from_numpy(keys) for keys in task.batches()]
+        self.offsets = torch.tensor([*range(0, task.batch, bag), task.batch])
+        self.gradients = torch.from_numpy(task.gradients())[: len(self.offsets) - 1]
+
+    def forward(self, batch: int) -> torch.Tensor:
+        return self.module(self.batches[batch % len(self.batches)], self.offsets)
+
+    def pull(self, batch: int) -> None:
+        with torch.no_grad():
+            self.forward(batch)
+
+    def push(self, batch: int) -> float:
+        out = self.forward(batch)
+        begun = time.perf_counter()
+        out.backward(self.gradients)
+        return time.perf_counter() - begun
+
+    def sum(self, batch: int) -> float:
+        with torch.no_grad():
+            return float(np.asarray(self.forward(batch)).sum(dtype=np.float64))
+
+
+def main() -> None:
+    task = protocol.task(("fbgemm-f32", "fbgemm-f16", "fbgemm-f32-sum20", "fbgemm-f16-sum20"))
+    torch.set_num_threads(1)
+    bag = protocol.BAG if task.variant.endswith("-sum20") else 1
+    weights = SparseType.FP16 if "-f16" in task.variant else SparseType.FP32
+    pooling = "no pooling" if bag == 1 else f"sum pooling of {bag}"
+    versions = {name: importlib.metadata.version(name) for name in ("fbgemm-gpu-cpu", "torch")}
+    settings = f"in process, 1 thread, {weights.value} weights, {pooling}; backward with row-wise Adagrad, alone"
+    worker = Embeddings(task, weights, bag)
+    protocol.serve(worker, protocol.ready_line(task.variant, versions, settings))
+
+
+if __name__ == "__main__":
+    main()
