@@ -94,7 +94,6 @@ PEERS = {
     "memcached": "memcached",
     "grpcio-numpy": "grpcio",
     "torch-rpc": "torch_rpc",
-    "torch-rpc-module": "torch_rpc_module",
     "bare-tcp": "bare_tcp",
 }
 
@@ -113,7 +112,6 @@ SERVICE = Group(
         System("memcached", "memcached", effect="overwrite"),
         System("grpcio-numpy", "grpcio_numpy", effect="sgd"),
         System("torch-rpc", "torch_rpc", effect="sgd"),
-        System("torch-rpc-module", "torch_rpc", effect="sgd"),
     ),
     (
         *(

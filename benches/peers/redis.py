@@ -17,11 +17,15 @@ def main() -> None:
     server = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with protocol.process(server, stdout=subprocess.DEVNULL) as running:
         protocol.await_port(running, port)
-        versions = {"redis": compiled.version(["redis-server", "--version"]), "hiredis": compiled.package("libhiredis-dev")}
+        versions = {
+            "redis": compiled.version(["redis-server", "--version"]),
+            "hiredis": compiled.package("libhiredis-dev"),
+        }
         how = "a push is MGET, SGD in C, MSET" if rmw else "a push is MSET, which overwrites"
         settings = f"loopback TCP, {CHUNK} keys a command, all of a batch in one pipeline; {how}"
         ready = protocol.ready_line(task.variant, versions, settings)
-        compiled.run("redis", [*task.words(), "--port", str(port), "--chunk", str(CHUNK), "--read-modify-write", str(int(rmw)), "--ready", ready])
+        own = ["--port", port, "--chunk", CHUNK, "--read-modify-write", int(rmw), "--ready", ready]
+        compiled.run("redis", [*task.words(), *map(str, own)])
 
 
 if __name__ == "__main__":
