@@ -5,7 +5,7 @@ CARGO ?= cargo
 ASAN := RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/sanitizer/rustc ASAN_OPTIONS=detect_leaks=1 $(CARGO) test --workspace
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-torch cuda interop console watch deploy deploy-build python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-latency bench-sweeps bench-codec bench-python clean
+.PHONY: help test test-long test-torch cuda interop console watch deploy deploy-build python accuracy lint sanitize sanitize-long bench bench-engine bench-service bench-durability bench-latency bench-sweeps bench-codec bench-python clean bench-peers
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -118,7 +118,13 @@ bench-python: ## pulls from Python beside the Rust client's
 	@echo "== the Python client against the Rust client, one run"
 	$$(python/environment release) python/benches/pull.py
 
-bench: bench-engine bench-service bench-latency bench-durability bench-python bench-codec bench-sweeps ## all benchmarks
+bench-peers: ## hotrow beside Redis, memcached, grpcio, torch rpc, fbgemm and bare sockets (ARGS=--help)
+	@echo "== systems beside each other, one run"
+	python=$$(python/environment bench) && benches/peers/prepare && cd benches && $$python -m compare $(ARGS)
+
+bench: ## all benchmarks, and docs/BENCHMARKS.md from them (an hour; ARGS=--help)
+	@echo "== all benchmarks, one report"
+	python=$$(python/environment bench) && benches/peers/prepare && cd benches && $$python -m report $(ARGS)
 
 clean: ## remove what was built
 	$(CARGO) clean

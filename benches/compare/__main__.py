@@ -12,7 +12,7 @@ from typing import Any
 
 from .rounds import Measured, check, measure
 from .systems import GROUPS, Group
-from .worker import Failed, Worker, rust_worker
+from .worker import Failed, Worker, command, rust_worker
 from .workload import ZIPF, Workload
 
 EXAMPLES = """\
@@ -57,7 +57,7 @@ def run(group: Group, chosen: list[str], workload: Workload, rounds: int) -> Non
     try:
         for system in systems:
             say(f"{group.name}: starting {system.name}")
-            workers.append(Worker(system, rust, workload.words))
+            workers.append(Worker(system, [*command(system, rust), *workload.words]))
         for worker in workers:
             worker.await_ready()
             say(f"{group.name}: {worker.system.name} is ready")
@@ -71,7 +71,8 @@ def run(group: Group, chosen: list[str], workload: Workload, rounds: int) -> Non
 
 def show(measured: Measured, workers: list[Worker], workload: Workload) -> None:
     group, batch = measured.group, workload.batch
-    print(f"# {group.name}: {workload.rows} rows, dim {workload.dim}, {batch} unique keys of a Zipf {ZIPF} draw, taking turns")
+    keys = f"{batch} unique keys of a Zipf {ZIPF} draw"
+    print(f"# {group.name}: {workload.rows} rows, dim {workload.dim}, {keys}, taking turns")
     for worker in workers:
         name = worker.system.name
         versions = ", ".join(f"{of} {version}" for of, version in worker.about["versions"].items())
@@ -83,7 +84,12 @@ def show(measured: Measured, workers: list[Worker], workload: Workload) -> None:
             if not times.get(name):
                 continue
             rate = measured.rate(what, name, batch)
-            point: dict[str, Any] = {"sweep": f"systems-{group.name}", "layer": group.layer_of(name), "what": what, "x": name}
+            point: dict[str, Any] = {
+                "sweep": f"systems-{group.name}",
+                "layer": group.layer_of(name),
+                "what": what,
+                "x": name,
+            }
             point["rows_per_s"] = round(rate)
             if limit in times:
                 point["limit_rows_per_s"] = round(measured.rate(what, limit, batch))

@@ -11,7 +11,7 @@ from .systems import Group, Ratio, System
 from .worker import Failed, Worker
 from .workload import Workload
 
-# Batches of a turn. The first is not counted: it finds the caches full of another system's rows, and sockets that slept.
+# Batches of a turn. The first is not counted: it finds the caches full of another system's rows, and sockets asleep.
 TURN = 4
 # Rounds before the first that counts.
 WARM_UP = 3

@@ -21,7 +21,16 @@ class Failed(Exception):
 
 def rust_worker() -> str:
     """Compiles `benches/worker.rs` and gives its path: cargo itself must not stand between a worker and its signals."""
-    command = ["cargo", "bench", "--locked", "--bench", "worker", "--no-run", "--message-format", "json-render-diagnostics"]
+    command = [
+        "cargo",
+        "bench",
+        "--locked",
+        "--bench",
+        "worker",
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ]
     built = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     if built.returncode:
         raise Failed("the Rust worker does not compile")
@@ -32,14 +41,19 @@ def rust_worker() -> str:
     raise Failed("cargo does not say where the Rust worker is")
 
 
+def command(system: System, rust: str | None) -> list[str]:
+    """A peer's module, or the Rust worker, which knows systems by name."""
+    if system.module:
+        return [sys.executable, "-m", f"peers.{system.module}", "--variant", system.name]
+    return [str(rust), system.name]
+
+
 class Worker:
     """Started at once. It is the first of a group of processes of its own, so that its servers can be ended with it."""
 
-    def __init__(self, system: System, rust: str | None, words: list[str]) -> None:
+    def __init__(self, system: System, command: list[str]) -> None:
         self.system = system
         self.about: dict[str, Any] = {}
-        peer = [sys.executable, "-m", f"peers.{system.module}", "--variant", system.name]
-        command = [*(peer if system.module else [str(rust), system.name]), *words]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from peers.protocol import LEARNING_RATE, rows_of
 
 ZIPF = 1.05

@@ -1,8 +1,8 @@
 """fbgemm's table-batched embeddings on the CPU, in process, one thread, row-wise Adagrad fused into the backward.
 
-A pull is the forward, into the tensor that it makes; a push is the backward alone: the forward that it needs runs before
-the clock starts. `fbgemm-f32` is what its users call no pooling. `-sum1` has bags of one key, which gives the same rows by
-other kernels: its backward is ten times as fast here.
+A pull is the forward, into the tensor that it makes; a push is the backward alone: the forward that it needs runs
+before the clock starts. `fbgemm-f32` is what its users call no pooling. `-sum1` has bags of one key, which gives the
+same rows by other kernels: its backward is ten times as fast here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Embeddings:
             self.gradients = self.gradients[: len(self.offsets) - 1]
 
     def forward(self, batch: int) -> torch.Tensor:
-        return self.module(self.batches[batch % len(self.batches)], self.offsets)
+        rows: torch.Tensor = self.module(self.batches[batch % len(self.batches)], self.offsets)
+        return rows
 
     def pull(self, batch: int) -> None:
         with torch.no_grad():

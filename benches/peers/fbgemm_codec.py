@@ -1,4 +1,4 @@
-"""fbgemm's row-wise 8-bit quantizers, one thread: a push encodes a batch of rows, a pull decodes it. They round to nearest."""
+"""fbgemm's row-wise 8-bit quantizers, one thread: a push encodes a batch of rows to nearest, a pull decodes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def main() -> None:
     task = protocol.task(("fbgemm-codec",))
     torch.set_num_threads(1)
     versions = {name: importlib.metadata.version(name) for name in ("fbgemm-gpu-cpu", "torch")}
-    settings = "in process, 1 thread, FloatToFused8BitRowwiseQuantized and back: a scale and an offset per row, to nearest"
+    settings = (
+        "in process, 1 thread, FloatToFused8BitRowwiseQuantized and back: a scale and an offset per row, to nearest"
+    )
     protocol.serve(Codec(task), protocol.ready_line(task.variant, versions, settings))
 
 

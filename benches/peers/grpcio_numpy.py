@@ -1,4 +1,4 @@
-"""A parameter server on Python's gRPC and NumPy, as people write it themselves: bytes fields, gathers by index arrays."""
+"""A parameter server on Python's gRPC and NumPy, as people write it themselves: bytes fields, indexed gathers."""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ def main() -> None:
     command = [sys.executable, "-m", "hotrow", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with protocol.process(command, stderr=subprocess.PIPE) as server:
         assert server.stderr is not None
-        address = next((found[1] for line in server.stderr if (found := re.search(r"hotrow serves .* on (\S+)", line))), None)
+        address = next(
+            (found[1] for line in server.stderr if (found := re.search(r"hotrow serves .* on (\S+)", line))), None
+        )
         if address is None:
             raise SystemExit("the server did not start")
         client = Client(task, address)

@@ -20,7 +20,9 @@ def main() -> None:
             "memcached": compiled.version(["memcached", "--version"]),
             "libmemcached": compiled.package("libmemcached-dev"),
         }
-        settings = "loopback TCP, binary protocol, one mget; a push is sets without replies, confirmed at the end: it overwrites"
+        settings = (
+            "loopback TCP, binary protocol, one mget; a push overwrites: sets without replies, confirmed at the end"
+        )
         ready = protocol.ready_line(task.variant, versions, settings)
         compiled.run("memcached", [*task.words(), "--port", str(port), "--ready", ready])
 

@@ -1,7 +1,7 @@
 """What the workers have in common: their arguments, the table's numbers, and one line each way.
 
-A worker says `ready JSON` when its server holds all rows. Then it is told `pull I` or `push I`, does that with batch I, and
-answers the seconds; `sum I` answers the sum of what batch I's pull brings; `quit` ends it and its server.
+A worker says `ready JSON` when its server holds all rows. Then it is told `pull I` or `push I`, does that with batch I,
+and answers the seconds; `sum I` answers the sum of what batch I's pull brings; `quit` ends it and its server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Task:
 
 
 class Worker(Protocol):
-    """A system: how it pulls and pushes a batch. All of that is inside the clock, unless it gives the seconds itself."""
+    """A system: how it pulls and pushes a batch. All of that is timed, unless it gives the seconds itself."""
 
     def pull(self, batch: int) -> float | None: ...
 

@@ -1,4 +1,4 @@
-"""Redis: a server on loopback, and `redis.c` on hiredis. A push overwrites; as `redis-rmw` it reads, steps and writes."""
+"""Redis: a server on loopback, and `redis.c` on hiredis. A push overwrites; `redis-rmw` reads, steps and writes."""
 
 from __future__ import annotations
 

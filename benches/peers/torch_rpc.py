@@ -1,7 +1,7 @@
 """torch.distributed.rpc: an nn.EmbeddingBag on the server, rows and gradients as tensors, no autograd.
 
-A pull calls the module; a push makes a sparse gradient of what came and steps torch.optim.SGD. Reading by `index_select` and
-stepping by `index_add_` were tried too: the one is as fast, the other a third of it.
+A pull calls the module; a push makes a sparse gradient of what came and steps torch.optim.SGD. Reading by
+`index_select` and stepping by `index_add_` were tried too: the one is as fast, the other a third of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def hold(rows: int, dim: int) -> None:
 
 @torch.no_grad()
 def forward(keys: torch.Tensor) -> torch.Tensor:
-    return embedding(keys.unsqueeze(1))
+    rows: torch.Tensor = embedding(keys.unsqueeze(1))
+    return rows
 
 
 def step(keys: torch.Tensor, gradients: torch.Tensor) -> None:
