@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1_000_000, metavar="N", help="default: %(default)s")
     parser.add_argument("--dim", type=int, default=64, metavar="N", help="default: %(default)s")
     parser.add_argument("--batch", type=int, default=8192, metavar="N", help="unique keys (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=25, metavar="N", help="turns of each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of each (default: %(default)s)")
     given = parser.parse_args()
     given.groups, given.systems = given.groups.split(","), given.systems.split(",")
     if unknown := [name for name in given.groups if name not in GROUPS]:

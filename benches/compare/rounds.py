@@ -11,10 +11,12 @@ from .systems import Group, Ratio, System
 from .worker import Failed, Worker
 from .workload import Workload
 
-# Batches of a turn. The first is not counted: it finds the caches full of another system's rows, and sockets asleep.
-TURN = 4
+# Batches of a turn. The first of them are not counted: they find the caches full of another system's rows, and sockets
+# asleep. A system in use has batch after batch; with turns of four, torch rpc and fbgemm looked a third slower than that.
+TURN = 24
+SETTLING = 8
 # Rounds before the first that counts.
-WARM_UP = 3
+WARM_UP = 1
 # What spins when its work is done (OpenMP's threads do) has stopped by then.
 PAUSE = 0.005
 
@@ -77,5 +79,5 @@ def measure(group: Group, workers: list[Worker], rounds: int, say: Callable[[str
                 time.sleep(PAUSE)
                 seconds = [worker.ask(f"{what} {round * TURN + at}") for at in range(TURN)]
                 if round >= WARM_UP:
-                    times[worker.system.name] += seconds[1:]
+                    times[worker.system.name] += seconds[SETTLING:]
     return measured

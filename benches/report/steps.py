@@ -34,7 +34,7 @@ STEPS = {
     step.name: step
     for step in (
         cargo("ratios"),
-        Step("compare", ("python", "-m", "compare"), ("--rounds", "4", "--rows", "100000"), folder="benches"),
+        Step("compare", ("python", "-m", "compare"), ("--rounds", "2", "--rows", "100000"), folder="benches"),
         cargo("service"),
         cargo("latency", ("--", "--quick")),
         cargo("durability"),
