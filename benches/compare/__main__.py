@@ -78,7 +78,6 @@ def show(measured: Measured, workers: list[Worker], workload: Workload) -> None:
         versions = ", ".join(f"{of} {version}" for of, version in worker.about["versions"].items())
         print(f"# {name}: {versions}; {worker.about['settings']}")
     for what, times in measured.times.items():
-        limit = group.limits.get(what)
         for worker in workers:
             name = worker.system.name
             if not times.get(name):
@@ -91,6 +90,7 @@ def show(measured: Measured, workers: list[Worker], workload: Workload) -> None:
                 "x": name,
             }
             point["rows_per_s"] = round(rate)
+            limit = worker.system.limit or group.limits.get(what)
             if limit in times:
                 point["limit_rows_per_s"] = round(measured.rate(what, limit, batch))
             point["settings"] = {

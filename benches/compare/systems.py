@@ -19,6 +19,8 @@ class System:
     does: tuple[str, ...] = (PULL, PUSH)
     # How far the mean of the numbers may be off, beside rounding of f32: what low precision explains.
     tolerance: float = 0.0
+    # Whose rate is its limit, where that is not the group's; "none": nobody's.
+    limit: str = ""
     # What a push does to the rows: sgd, adagrad, overwrite, or nothing that a sum can tell.
     effect: str = ""
 
@@ -35,7 +37,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Group:
-    """Systems that take turns, and what is said about them. `limit` is the name of the limit for pull and push."""
+    """Systems that take turns, and what is said about them. `limits` has who is the limit of a pull and a push."""
 
     name: str
     systems: tuple[System, ...]
@@ -67,10 +69,10 @@ ENGINE = Group(
         System("limit-gather-f32", does=(PULL,)),
         System("limit-update", does=(PUSH,)),
         System("engine-f32", effect="adagrad"),
-        System("engine-f32-sum20", does=(PULL,)),
+        System("engine-f32-sum20", does=(PULL,), limit="none"),
         System("fbgemm-f32", "fbgemm", effect="adagrad"),
         System("fbgemm-f32-sum1", "fbgemm", effect="adagrad"),
-        System("fbgemm-f32-sum20", "fbgemm", does=(PULL,)),
+        System("fbgemm-f32-sum20", "fbgemm", does=(PULL,), limit="none"),
         # 11 bits, of numbers of which the mean is half the largest.
         System("fbgemm-f16", "fbgemm", tolerance=LARGEST / 2**12),
     ),
@@ -101,11 +103,11 @@ SERVICE = Group(
     "service",
     (
         System("bare-tcp", effect="sgd"),
-        System("bare-unix", effect="sgd"),
+        System("bare-unix", effect="sgd", limit="bare-unix"),
         System("hotrow-f32", effect="sgd"),
         # The table and the wire both round.
         System("hotrow-int8-wire", tolerance=INT8_STEP / 5),
-        System("hotrow-unix", effect="sgd"),
+        System("hotrow-unix", effect="sgd", limit="bare-unix"),
         System("hotrow-python", "hotrow_python", effect="sgd"),
         System("redis", "redis", effect="overwrite"),
         System("redis-rmw", "redis", does=(PUSH,), effect="sgd"),

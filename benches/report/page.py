@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import plots
+from .lines import layer
 from .results import Results
 from .targets import LINES, Line
 
@@ -94,7 +95,7 @@ HEAD = ["layer", "ratio", "measured", "to", "median of", "target", ""]
 def ratio_row(name: str, ratio: dict[str, Any] | None, line: Line) -> list[str]:
     target = "" if line.target is None else f"{line.sense} {line.target:g}"
     if ratio is None:
-        return ["", f"`{name}`", "", line.limit, "", target, "**not measured**"]
+        return [layer(name), f"`{name}`", "", line.limit, "", target, "**not measured**"]
     verdict = {None: "", True: "met", False: "**missed**"}[line.met(ratio["value"])]
     repetitions = str(ratio["repetitions"] or "")
     return [ratio["layer"], f"`{name}`", f"{ratio['value']:.2f}", line.limit, repetitions, target, verdict]
@@ -147,7 +148,8 @@ def common(points: list[dict[str, Any]]) -> str:
     """The settings that are the same for all points of a sweep."""
     first = points[0].get("settings", {})
     same = {name: first[name] for name in first if all(point["settings"].get(name) == first[name] for point in points)}
-    return ", ".join(f"{name.replace('_', ' ')} {plots.number(value)}" for name, value in same.items()).capitalize()
+    words = ", ".join(f"{name.replace('_', ' ')} {plots.number(value)}" for name, value in same.items())
+    return words[:1].upper() + words[1:]
 
 
 def rate(point: dict[str, Any] | None) -> str:

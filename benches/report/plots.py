@@ -42,38 +42,48 @@ def title(sweep: str) -> str:
 def number(value: Any) -> str:
     """As people write it."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+        return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
     return str(value)
 
 
 def cost(path: Path, sweep: str, points: Points) -> None:
     """Nanoseconds a row, hotrow's and its limit's."""
     drawn, axes = figure(7, 3.6)
-    numbers = all(isinstance(point["x"], (int, float)) for point in points)
-    places = list(dict.fromkeys(str(point["x"]) for point in points))
+    values = list(dict.fromkeys(point["x"] for point in points))
+    numbers = all(isinstance(value, (int, float)) for value in values)
     series: dict[tuple[str, str], Points] = {}
     for point in points:
         series.setdefault((point["layer"], point["what"]), []).append(point)
-    for (layer, what), line in series.items():
-        xs = [point["x"] if numbers else places.index(str(point["x"])) for point in line]
+    costs = []
+    for (layer, what), of_line in series.items():
+        xs = [point["x"] if numbers else values.index(point["x"]) for point in of_line]
         look = {"color": COLOURS.get(what, "#444444"), "marker": MARKERS.get(layer, "o"), "markersize": 5}
-        axes.plot(xs, [1e9 / point["rows_per_s"] for point in line], label=f"{layer}, {what}", **look)
-        limited = [(x, 1e9 / point["limit_rows_per_s"]) for x, point in zip(xs, line) if point.get("limit_rows_per_s")]
-        if limited:
-            look |= {"markerfacecolor": "white", "linestyle": "--", "linewidth": 1}
-            axes.plot(*zip(*limited), label=f"{layer}, {what}: limit", **look)
-    if not numbers:
-        axes.set_xticks(range(len(places)), places)
-    elif min(point["x"] for point in points) > 0 and max(point["x"] for point in points) > 8 * min(
-        point["x"] for point in points
-    ):
+        look |= {"linestyle": "-" if numbers else ""}  # nothing lies between two names
+        ours = [1e9 / point["rows_per_s"] for point in of_line]
+        axes.plot(xs, ours, label=f"{layer}, {what}", **look)
+        limits = [(x, 1e9 / point["limit_rows_per_s"]) for x, point in zip(xs, of_line) if "limit_rows_per_s" in point]
+        if limits:
+            look |= {"markerfacecolor": "white", "linestyle": "--" if numbers else "", "linewidth": 1}
+            axes.plot(*zip(*limits), label=f"{layer}, {what}: limit", **look)
+        costs += [*ours, *(limit for _, limit in limits)]
+    if numbers and wide(values):
         axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    axes.set_xticks(values if numbers else range(len(values)), list(map(number, values)))
+    axes.minorticks_off()
+    if wide(costs, 20):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xlabel(TITLES.get(sweep, sweep))
     axes.set_ylabel("ns a row")
     axes.set_title(title(sweep), fontsize=9)
     axes.legend(frameon=False, fontsize=8)
     save(drawn, path)
+
+
+def wide(values: list[float], factor: float = 8) -> bool:
+    """Whether a linear axis would press most of them together."""
+    return min(values) > 0 and max(values) >= factor * min(values)
 
 
 def systems(path: Path, sweep: str, points: Points) -> None:
