@@ -77,7 +77,7 @@ def cost(path: Path, sweep: str, points: Points) -> None:
     axes.set_xlabel(TITLES.get(sweep, sweep))
     axes.set_ylabel("ns a row")
     axes.set_title(title(sweep), fontsize=9)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")  # never on the points
     save(drawn, path)
 
 
