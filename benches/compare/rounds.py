@@ -12,7 +12,7 @@ from .worker import Failed, Worker
 from .workload import Workload
 
 # Batches of a turn. The first of them are not counted: they find the caches full of another system's rows, and sockets
-# asleep. A system in use has batch after batch; in turns of four, torch rpc and fbgemm looked a third slower.
+# asleep. A system in use has batch after batch; in turns of four, pulls of some looked slower.
 TURN = 24
 SETTLING = 8
 # Rounds before the first that counts.
