@@ -69,11 +69,8 @@ impl<'a> Tags<'a> {
     #[inline(always)]
     pub fn approach(self, set: u32) -> &'a [u32] {
         let tags = &self.tags[set as usize..][..self.ways as usize];
-        // Asking for memory that is not mapped would have the page tables searched in vain.
-        if let [first, .., last] = tags {
-            simd::prefetch(first);
-            simd::prefetch(last);
-        }
+        simd::prefetch(tags.as_ptr());
+        simd::prefetch(tags.as_ptr().wrapping_add(tags.len()).wrapping_sub(1));
         tags
     }
 }
@@ -157,6 +154,18 @@ impl Directory {
     pub fn tags(&self) -> Tags<'_> {
         let tags = &bytemuck::cast_slice(&self.lines)[..self.slots() as usize];
         Tags { tags, sets: self.sets, ways: self.ways }
+    }
+
+    /// Asks for the memory of the sets of keys with these hashes.
+    #[inline(always)]
+    pub fn approach(&self, hashes: &[u64]) {
+        let tags = self.tags();
+        // Asking for memory that is not mapped would have the page tables searched in vain.
+        for &hash in hashes.iter().filter(|_| self.sets > 0) {
+            let set = tags.set(hash);
+            tags.approach(set);
+            self.ranks.prefetch(set, self.ways);
+        }
     }
 
     /// The slot of a row. Changes nothing.

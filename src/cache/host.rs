@@ -77,6 +77,14 @@ impl Array {
         self.prefetch_first(slot, self.len);
     }
 
+    #[inline(always)]
+    fn approach(&self, slot: u32) {
+        let start = self.start.as_ptr().wrapping_add(slot as usize * self.len);
+        for line in 0..self.len.div_ceil(16) {
+            simd::prefetch_early(start.wrapping_add(16 * line));
+        }
+    }
+
     /// Asks for the first `numbers` of a slot; a constant makes it a row of instructions without a loop.
     #[inline(always)]
     fn prefetch_first(&self, slot: u32, numbers: usize) {
@@ -144,6 +152,13 @@ impl HostPool {
         self.weights.start.as_ptr().wrapping_add(slot as usize * self.weights.len).cast()
     }
 
+    /// Asks early for the memory of a slot.
+    #[inline(always)]
+    pub fn approach(&self, slot: u32) {
+        self.weights.approach(slot);
+        self.state.approach(slot);
+    }
+
     /// Rounds the weights of `slots[i]` to the nearest, into row `to[i]` of `out`.
     ///
     /// # Safety
@@ -179,15 +194,41 @@ impl HostPool {
         });
     }
 
-    /// Rounds slots into stored rows, one after the other in `rows`.
+    /// Rounds a slot into a stored row; `decoded` has room for its weights. The slots of `next` are asked for.
     ///
     /// # Safety
     /// See [`Pool`].
-    pub unsafe fn write_back(&self, evicted: &[WriteBack], rows: &mut [u8]) -> RoundingError {
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * self.layout.dim, 0.0);
-            write_back(self, evicted, rows, scratch)
-        })
+    #[inline(always)]
+    pub unsafe fn write_back(
+        &self,
+        leaving: WriteBack,
+        next: &[WriteBack],
+        row: &mut [u8],
+        decoded: &mut [f32],
+    ) -> RoundingError {
+        if let Some(next) = next.get(AHEAD - 1) {
+            self.prefetch(Some(&next.slot));
+        }
+        // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
+        let (weights, state) = unsafe { self.slot(leaving.slot) };
+        let noise = Noise { seed: self.seed, partition: leaving.partition, write_back: leaving.number };
+        self.layout.encode(weights, state, noise, row);
+        if !RoundingError::samples(leaving.number) {
+            return RoundingError::default();
+        }
+        self.layout.decode_weights(row, decoded);
+        RoundingError::between(weights, decoded)
+    }
+
+    /// Decodes a stored row into a slot.
+    ///
+    /// # Safety
+    /// See [`Pool`].
+    #[inline(always)]
+    pub unsafe fn fill_one(&self, slot: u32, row: &[u8]) {
+        // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
+        let (weights, state) = unsafe { self.slot_mut(slot) };
+        self.layout.decode(row, weights, state);
     }
 }
 
@@ -290,48 +331,44 @@ dispatch! {
     fn fill(pool: &HostPool, slots: &[u32], rows: &[u8]) {
         for (&slot, row) in slots.iter().zip(rows.chunks_exact(pool.layout.row_bytes())) {
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            let (weights, state) = unsafe { pool.slot_mut(slot) };
-            pool.layout.decode(row, weights, state);
+            unsafe { pool.fill_one(slot, row) };
         }
     }
 }
 
 dispatch! {
     fn update(pool: &HostPool, slots: &[u32], gradients: &Gradients<'_>, rule: &Rule, scratch: &mut [f32]) {
-        let dim = pool.layout.dim;
-        let (sum, changed) = scratch.split_at_mut(dim);
-        for i in 0..AHEAD {
-            pool.prefetch(slots.get(i));
-            gradients.prefetch(i, dim);
-        }
-        for (i, &slot) in slots.iter().enumerate() {
-            pool.prefetch(slots.get(i + AHEAD));
-            gradients.prefetch(i + AHEAD, dim);
-            let gradient = gradients.of(i, sum);
-            // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            let (weights, state) = unsafe { pool.slot_mut(slot) };
-            rule.apply(weights, state, gradient, changed);
+        match pool.layout.dim {
+            16 => update_rows::<16>(pool, slots, gradients, rule, scratch),
+            32 => update_rows::<32>(pool, slots, gradients, rule, scratch),
+            64 => update_rows::<64>(pool, slots, gradients, rule, scratch),
+            128 => update_rows::<128>(pool, slots, gradients, rule, scratch),
+            _ => update_rows::<0>(pool, slots, gradients, rule, scratch),
         }
     }
 }
 
-dispatch! {
-    fn write_back(pool: &HostPool, evicted: &[WriteBack], rows: &mut [u8], scratch: &mut [f32]) -> RoundingError {
-        let mut error = RoundingError::default();
-        let decoded = &mut scratch[..pool.layout.dim];
-        let prefetch = |i: usize| pool.prefetch(evicted.get(i).map(|leaving| &leaving.slot));
-        (0..AHEAD).for_each(prefetch);
-        for (i, (leaving, row)) in evicted.iter().zip(rows.chunks_exact_mut(pool.layout.row_bytes())).enumerate() {
-            prefetch(i + AHEAD);
-            // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            let (weights, state) = unsafe { pool.slot(leaving.slot) };
-            let noise = Noise { seed: pool.seed, partition: leaving.partition, write_back: leaving.number };
-            pool.layout.encode(weights, state, noise, row);
-            if RoundingError::samples(leaving.number) {
-                pool.layout.decode_weights(row, decoded);
-                error.add(RoundingError::between(weights, decoded));
-            }
-        }
-        error
+/// `DIM` is as in [`gather_rows`].
+#[inline(always)]
+fn update_rows<const DIM: usize>(
+    pool: &HostPool,
+    slots: &[u32],
+    gradients: &Gradients<'_>,
+    rule: &Rule,
+    scratch: &mut [f32],
+) {
+    let dim = if DIM > 0 { DIM } else { pool.layout.dim };
+    let (sum, changed) = scratch.split_at_mut(dim);
+    for i in 0..AHEAD {
+        pool.prefetch(slots.get(i));
+        gradients.prefetch(i, dim);
+    }
+    for (i, &slot) in slots.iter().enumerate() {
+        pool.prefetch(slots.get(i + AHEAD));
+        gradients.prefetch(i + AHEAD, dim);
+        let gradient = gradients.of(i, sum);
+        // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
+        let (weights, state) = unsafe { pool.slot_mut(slot) };
+        rule.apply(&mut weights[..dim], state, &gradient[..dim], &mut changed[..dim]);
     }
 }

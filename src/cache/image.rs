@@ -1,5 +1,7 @@
 //! What a directory knows of its rows, and all of it at one moment.
 
+use crate::numeric::simd;
+
 /// The bit of a stamp or count that says that the row differs from the row store.
 pub(super) const DIRTY: u32 = 1;
 /// Bits of a count below the frequency.
@@ -32,6 +34,19 @@ impl Ranks {
         match self {
             Ranks::Lru { stamps, .. } => stamps[slot as usize] & DIRTY != 0,
             Ranks::Lfu { counts, .. } => counts[slot as usize] & DIRTY as u16 != 0,
+        }
+    }
+
+    /// Asks for the memory of a set's ranks.
+    #[inline(always)]
+    pub fn prefetch(&self, set: u32, ways: u32) {
+        let (set, ways) = (set as usize, ways as usize);
+        match self {
+            Ranks::Lru { stamps, .. } => simd::prefetch_slice(&stamps[set..][..ways]),
+            Ranks::Lfu { counts, sketch, .. } => {
+                simd::prefetch_slice(&counts[set..][..ways]);
+                simd::prefetch_slice(&sketch[2 * set..][..2 * ways]);
+            }
         }
     }
 

@@ -80,7 +80,6 @@ struct Work {
     /// Dirty rows that leave, and where they go.
     leaving: Vec<WriteBack>,
     leaving_rows: Vec<u32>,
-    leaving_bytes: Vec<u8>,
     /// Stored rows that come in.
     fill_slots: Vec<u32>,
     fill_bytes: Vec<u8>,
@@ -121,7 +120,9 @@ dispatch! {
         distinct.fill(visit.keys, visit.positions);
         rows.clear();
         for i in 0..distinct.len() {
-            rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
+            let row = part.find_or_add(distinct.keys[i], distinct.mixed[i]);
+            part.prefetch_row_early(row);
+            rows.push(row);
         }
         let Some((values, rule)) = visit.update else {
             part.counts.touch_misses += visit.positions.len() as u64;
@@ -178,8 +179,8 @@ unsafe fn work_on_host(pool: &HostPool, part: &mut TablePart, visit: &Visit<'_>,
     // SAFETY: the caller's lock.
     unsafe {
         put_aside(pool, part, work.slots.iter().copied().filter(|&slot| slot != NO_SLOT));
-        exchange(pool, part, visit.table, work);
     }
+    exchange(pool, part, visit.table, work);
     if let Some((values, rule)) = visit.update {
         group_cached(part, visit, work);
         let Work { update_slots, picked, ends, .. } = work;
@@ -238,10 +239,11 @@ dispatch! {
         leaving.clear();
         leaving_rows.clear();
         conflicts.clear();
-        let tags = part.directory.tags();
-        for &mixed in &distinct.mixed {
-            tags.approach(tags.set(mixed));
-        }
+        part.directory.approach(&distinct.mixed);
+        let pool = match &visit.table.slots {
+            Some(Slots::Host(pool)) => Some(pool),
+            _ => None,
+        };
         for i in 0..distinct.len() {
             rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
         }
@@ -253,10 +255,13 @@ dispatch! {
                 Some(slot) => {
                     part.directory.hit(slot);
                     slots.push(slot);
+                    if let Some(pool) = pool {
+                        pool.approach(part.first_slot + slot);
+                    }
                     hits += u64::from(distinct.times[i]);
                 }
                 None => {
-                    part.prefetch_row(row);
+                    part.prefetch_row_early(row);
                     slots.push(NO_SLOT);
                     missing.push(i as u32);
                 }
@@ -285,7 +290,10 @@ dispatch! {
                         let (slot, number) = (part.first_slot + slot, numbering.take());
                         leaving.push(WriteBack { slot, partition: numbering.partition, number });
                         leaving_rows.push(row);
-                        part.prefetch_row(row);
+                        part.prefetch_row_early(row);
+                        if let Some(pool) = pool {
+                            pool.approach(slot);
+                        }
                     } else {
                         part.counts.clean_evictions += 1;
                     }
@@ -315,29 +323,36 @@ unsafe fn put_aside(pool: &HostPool, part: &mut TablePart, slots: impl Iterator<
     unsafe { pool.read(&named, saving.keep_slots(&unsaved, pool.slot_len())) };
 }
 
-/// Writes back the rows that leave, then fills their slots, and the empty ones, with the rows that come in.
-///
-/// # Safety
-/// The caller holds the part's partition exclusively.
-unsafe fn exchange(pool: &HostPool, part: &mut TablePart, table: &Table, work: &mut Work) {
-    let row_bytes = table.layout().row_bytes();
-    if !work.leaving.is_empty() {
-        work.leaving_bytes.resize(work.leaving.len() * row_bytes, 0);
-        // SAFETY: the caller's lock; every slot was evicted once.
-        let error = unsafe { pool.write_back(&work.leaving, &mut work.leaving_bytes) };
-        part.counts.rounding_error.add(error);
-        for (&row, bytes) in work.leaving_rows.iter().zip(work.leaving_bytes.chunks_exact(row_bytes)) {
-            part.store(row).copy_from_slice(bytes);
+dispatch! {
+    /// Writes back the rows that leave, then fills their slots, and the empty ones, with the rows that come in.
+    ///
+    /// Only called from `work_on_host`, whose caller has promised to hold the part's partition exclusively.
+    fn exchange(pool: &HostPool, part: &mut TablePart, table: &Table, work: &mut Work) {
+        let dim = table.dim();
+        let mut error = RoundingError::default();
+        for (i, (&leaving, &row)) in work.leaving.iter().zip(&work.leaving_rows).enumerate() {
+            let (next, to) = (&work.leaving[i + 1..], part.store(row));
+            // SAFETY: the caller's lock; every slot was evicted once.
+            error.add(unsafe { pool.write_back(leaving, next, to, &mut work.scratch[..dim]) });
         }
-    }
-    coming(part, table, work);
-    if !work.fill_slots.is_empty() {
-        // SAFETY: the caller's lock; every slot was given to one row.
-        unsafe { pool.fill(&work.fill_slots, &work.fill_bytes) };
-    }
-    if !work.load_slots.is_empty() {
-        // SAFETY: as above.
-        unsafe { pool.load(&work.load_slots, &work.load_rows) };
+        part.counts.rounding_error.add(error);
+        for &i in &work.missing {
+            let i = i as usize;
+            if work.slots[i] == NO_SLOT {
+                continue;
+            }
+            let slot = part.first_slot + work.slots[i];
+            match part.stored(work.rows[i]) {
+                // SAFETY: the caller's lock; every slot was given to one row.
+                Some(bytes) => unsafe { pool.fill_one(slot, bytes) },
+                None => {
+                    let row = &mut work.scratch[..table.layout().slot_len()];
+                    table.initial.row(work.distinct.keys[i], dim, row);
+                    // SAFETY: as above.
+                    unsafe { pool.load(&[slot], row) };
+                }
+            }
+        }
     }
 }
 

@@ -176,9 +176,22 @@ impl WeightFormat {
 super::simd::dispatch! {
     /// Decodes many rows that lie side by side: `rows` holds `out.len() / dim` of them.
     pub fn decode_rows(format: WeightFormat, dim: usize, rows: &[u8], out: &mut [f32]) {
-        for (row, out) in rows.chunks_exact(format.bytes(dim)).zip(out.chunks_exact_mut(dim)) {
-            format.decode(row, out);
+        match dim {
+            16 => decode_all::<16>(format, dim, rows, out),
+            32 => decode_all::<32>(format, dim, rows, out),
+            64 => decode_all::<64>(format, dim, rows, out),
+            128 => decode_all::<128>(format, dim, rows, out),
+            _ => decode_all::<0>(format, dim, rows, out),
         }
+    }
+}
+
+/// `DIM` is `dim`, or 0 where that is not one of the usual ones: loops of a known length are unrolled.
+#[inline(always)]
+fn decode_all<const DIM: usize>(format: WeightFormat, dim: usize, rows: &[u8], out: &mut [f32]) {
+    let dim = if DIM > 0 { DIM } else { dim };
+    for (row, out) in rows.chunks_exact(format.bytes(dim)).zip(out.chunks_exact_mut(dim)) {
+        format.decode(row, out);
     }
 }
 

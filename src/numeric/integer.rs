@@ -5,6 +5,8 @@
 
 use super::Rounding;
 use super::philox::{self, Noise, domain};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::simd;
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// 2^126: larger elements are limited to it, so that no code times its scale overflows.
@@ -12,7 +14,20 @@ const LIMIT: f32 = f32::from_bits((126 + 127) << 23);
 /// The scale of a row with a NaN or an infinity: the whole row reads as NaN.
 const POISON: u16 = 0x7fc0;
 /// Elements that share eight Philox blocks.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
+
+/// How numbers become codes: `(x - origin) / step`, rounded, plus `offset`.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    pub origin: f32,
+    pub step: f32,
+    /// With [`WHOLE`] in it.
+    pub offset: f32,
+}
+
+/// A small number plus 1.5 * 2^23 is rounded to a whole one, ties to even, which stands in its lowest bits, two's complement and
+/// all. A cast would do, but its checks for NaN and range keep the compiler from vectorising it.
+const WHOLE: f32 = 12_582_912.0;
 
 /// The smallest bf16 that is at least `x`, for x >= 0.
 #[inline(always)]
@@ -71,44 +86,64 @@ fn affine_scale(lo: f32, hi: f32, max: f32, codes: f32) -> (u16, i16) {
     }
 }
 
-/// Rounds `position(x)` of every element to an integer, adds `offset` and packs it.
+/// Rounds every element to its code, and packs the codes.
 #[inline(always)]
-fn encode_codes<const BITS: u32>(
-    x: &[f32],
-    data: &mut [u8],
-    rounding: Rounding,
-    noise: Noise,
-    offset: i32,
-    position: impl Fn(f32) -> f32,
-) {
+fn encode_codes<const BITS: u32>(x: &[f32], data: &mut [u8], noise: Option<Noise>, scale: Scale) {
     let group_bytes = GROUP * BITS as usize / 8;
-    for (group, (x, data)) in x.chunks(GROUP).zip(data.chunks_mut(group_bytes)).enumerate() {
-        let mut v = [0.0f32; GROUP];
-        match x.as_array::<GROUP>() {
-            Some(x) => v = x.map(&position),
-            None => v.iter_mut().zip(x).for_each(|(v, &x)| *v = position(x)),
-        }
-        match rounding {
-            Rounding::Stochastic => {
-                let words = noise.group(group, domain::WEIGHTS);
-                for j in 0..GROUP / 8 {
-                    let k = philox::half(&words, j);
-                    for lane in 0..8 {
-                        let u = k[lane] as i32 as f32 * (1.0 / 65536.0);
-                        v[8 * j + lane] = (v[8 * j + lane] + u).floor();
+    for (group, (some, data)) in x.chunks(GROUP).zip(data.chunks_mut(group_bytes)).enumerate() {
+        let len = some.len();
+        match (some.as_array::<GROUP>(), data.as_mut_array::<GROUP>()) {
+            (Some(x), Some(data)) if BITS == 8 => group_codes(x, scale, noise, group, data),
+            (x, _) => {
+                let (mut padded, mut codes) = ([0.0; GROUP], [0; GROUP]);
+                let x = match x {
+                    Some(x) => x,
+                    None => {
+                        padded[..len].copy_from_slice(some);
+                        &padded
                     }
-                }
+                };
+                group_codes(x, scale, noise, group, &mut codes);
+                codes[len..].fill(0);
+                pack::<BITS>(&codes, data);
             }
-            // What follows rounds to the nearest, ties to even.
-            Rounding::Nearest => {}
         }
-        // A small number plus 1.5 * 2^23 is rounded to a whole one, which stands in its lowest bits, two's complement and all. A cast would do, but
-        // its checks for NaN and range keep the compiler from vectorising it.
-        let offset = offset as f32 + 12_582_912.0;
-        let mut codes = v.map(|v| (v + offset).to_bits() as u8);
-        codes[x.len()..].fill(0);
-        pack::<BITS>(&codes, data);
     }
+}
+
+/// Rounds 64 numbers to codes: up or down at random where there is noise for group number `group`, else to the nearest.
+#[inline(always)]
+fn group_codes(x: &[f32; GROUP], scale: Scale, noise: Option<Noise>, group: usize, codes: &mut [u8; GROUP]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if simd::avx2() {
+        // SAFETY: the CPU has AVX2.
+        #[allow(unsafe_code)]
+        return unsafe { super::codes::avx2(x, scale, noise, group, codes) };
+    }
+    portable_codes(x, scale, noise, group, codes);
+}
+
+/// Out of line, or parts of it would be worked out where AVX2 makes the codes.
+#[inline(never)]
+fn portable_codes(x: &[f32; GROUP], scale: Scale, noise: Option<Noise>, group: usize, codes: &mut [u8; GROUP]) {
+    let mut v = x.map(|x| (x - scale.origin) / scale.step);
+    if let Some(noise) = noise {
+        let words = noise.group(group, domain::WEIGHTS);
+        for j in 0..GROUP / 8 {
+            let k = philox::half(&words, j);
+            for lane in 0..8 {
+                let u = k[lane] as i32 as f32 * (1.0 / 65536.0);
+                v[8 * j + lane] = (v[8 * j + lane] + u).floor();
+            }
+        }
+    }
+    *codes = v.map(|v| (v + scale.offset).to_bits() as u8);
+}
+
+/// Rounding to nearest takes no noise.
+#[inline(always)]
+fn noise_for(rounding: Rounding, noise: Noise) -> Option<Noise> {
+    (rounding == Rounding::Stochastic).then_some(noise)
 }
 
 #[inline(always)]
@@ -185,12 +220,10 @@ fn encode_symmetric_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Round
     let (head, data) = row.split_at_mut(2);
     let scale = symmetric_scale(max, largest(BITS) as f32);
     head.copy_from_slice(&scale.to_le_bytes());
-    let offset = symmetric_offset::<BITS>();
-    if scale == 0 {
-        return encode_codes::<BITS>(x, data, Rounding::Nearest, noise, offset, |_| 0.0);
-    }
-    let s = widen(scale);
-    encode_codes::<BITS>(x, data, rounding, noise, offset, |x| x / s);
+    // All numbers of a row without a scale are zero.
+    let (step, noise) = if scale == 0 { (1.0, None) } else { (widen(scale), noise_for(rounding, noise)) };
+    let offset = symmetric_offset::<BITS>() as f32 + WHOLE;
+    encode_codes::<BITS>(x, data, noise, Scale { origin: 0.0, step, offset });
 }
 
 /// Four-bit codes are stored with 8 added; bytes are two's complement.
@@ -234,7 +267,7 @@ fn encode_affine_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding
     head[2..].copy_from_slice(&zero.to_le_bytes());
     let s = widen(scale);
     let origin = f32::from(zero) * s;
-    encode_codes::<BITS>(x, data, rounding, noise, 0, |x| (x - origin) / s);
+    encode_codes::<BITS>(x, data, noise_for(rounding, noise), Scale { origin, step: s, offset: WHOLE });
 }
 
 #[inline(always)]

@@ -3,6 +3,8 @@
 //! Everything here is a pure function of its arguments, bit for bit the same on every machine;
 //! `docs/NUMERICS.md` is the contract. This room knows nothing of tables, caches or requests.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod codes;
 pub mod float;
 pub mod format;
 pub mod hash;

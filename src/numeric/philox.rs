@@ -71,34 +71,58 @@ impl Key {
     }
 }
 
-/// The same, a register for each of the four counters.
+/// The same, vectors in and out.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
 #[inline]
-fn rounds_avx2(counters: [[u32; LANES]; 4], mut key: Key) -> [[u32; LANES]; 4] {
-    use std::arch::x86_64::*;
+fn rounds_avx2(counters: [[u32; LANES]; 4], key: Key) -> [[u32; LANES]; 4] {
+    use std::arch::x86_64::__m256i;
     // SAFETY: arrays of eight u32 and vectors of 256 bits have the same size, and any bits are valid in both.
-    let [mut c0, mut c1, mut c2, mut c3] = counters.map(|c| unsafe { std::mem::transmute::<[u32; LANES], __m256i>(c) });
-    // Upper and lower halves of products; the instruction multiplies every other lane.
-    let multiply = |m: __m256i, x: __m256i| {
-        let even = _mm256_mul_epu32(x, m);
-        let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(x), m);
-        let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
-        let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
-        (high, low)
-    };
-    let (m0, m1) = (_mm256_set1_epi32(M0 as i32), _mm256_set1_epi32(M1 as i32));
-    for _ in 0..ROUNDS {
-        let (high0, low0) = multiply(m0, c0);
-        let (high1, low1) = multiply(m1, c2);
-        c0 = _mm256_xor_si256(_mm256_xor_si256(high1, c1), _mm256_set1_epi32(key.seed as i32));
-        c1 = low1;
-        c2 = _mm256_xor_si256(_mm256_xor_si256(high0, c3), _mm256_set1_epi32(key.domain as i32));
-        c3 = low0;
-        key = key.next();
-    }
+    let counters = counters.map(|c| unsafe { std::mem::transmute::<[u32; LANES], __m256i>(c) });
     // SAFETY: as above.
-    [c0, c1, c2, c3].map(|c| unsafe { std::mem::transmute::<__m256i, [u32; LANES]>(c) })
+    vector_rounds(counters, key).map(|c| unsafe { std::mem::transmute::<__m256i, [u32; LANES]>(c) })
+}
+
+/// The words behind [`Noise::group`], in vectors.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn words_avx2(noise: Noise, group: usize, domain: u32) -> [std::arch::x86_64::__m256i; 4] {
+    use std::arch::x86_64::*;
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    let first = _mm256_add_epi32(_mm256_set1_epi32((group * LANES) as i32), lanes);
+    let rest = [noise.write_back as u32, (noise.write_back >> 32) as u32, noise.partition];
+    let [second, third, fourth] = rest.map(|word| _mm256_set1_epi32(word as i32));
+    vector_rounds([first, second, third, fourth], Key { seed: noise.seed, domain })
+}
+
+/// The instruction multiplies the lower halves of 64 bits, so lanes with even numbers and those with odd ones go through
+/// the rounds side by side, and come together at the end. What is in the upper halves meanwhile does not matter.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn vector_rounds(counters: [std::arch::x86_64::__m256i; 4], key: Key) -> [std::arch::x86_64::__m256i; 4] {
+    use std::arch::x86_64::*;
+    let mut even = counters;
+    let mut odd = counters.map(|c| _mm256_srli_epi64::<32>(c));
+    let (m0, m1) = (_mm256_set1_epi32(M0 as i32), _mm256_set1_epi32(M1 as i32));
+    let (w0, w1) = (_mm256_set1_epi32(W0 as i32), _mm256_set1_epi32(W1 as i32));
+    let (mut seed, mut domain) = (_mm256_set1_epi32(key.seed as i32), _mm256_set1_epi32(key.domain as i32));
+    let round = |[c0, c1, c2, c3]: [__m256i; 4], seed: __m256i, domain: __m256i| {
+        let (p0, p1) = (_mm256_mul_epu32(c0, m0), _mm256_mul_epu32(c2, m1));
+        [
+            _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64::<32>(p1), c1), seed),
+            p1,
+            _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64::<32>(p0), c3), domain),
+            p0,
+        ]
+    };
+    for _ in 0..ROUNDS {
+        even = round(even, seed, domain);
+        odd = round(odd, seed, domain);
+        (seed, domain) = (_mm256_add_epi32(seed, w0), _mm256_add_epi32(domain, w1));
+    }
+    std::array::from_fn(|word| _mm256_blend_epi32::<0b1010_1010>(even[word], _mm256_slli_epi64::<32>(odd[word])))
 }
 
 /// Which rounding of which row: the counter behind 16 random bits per element.

@@ -100,6 +100,17 @@ pub fn prefetch_slice<T>(slice: &[T]) {
     prefetch(start.wrapping_add(bytes).wrapping_sub(1));
 }
 
+/// [`prefetch_slice`] with [`prefetch_early`].
+#[inline(always)]
+pub fn prefetch_slice_early<T>(slice: &[T]) {
+    let start = slice.as_ptr().cast::<u8>();
+    let bytes = std::mem::size_of_val(slice);
+    for line in 0..(bytes / 64).max(1) {
+        prefetch_early(start.wrapping_add(64 * line));
+    }
+    prefetch_early(start.wrapping_add(bytes).wrapping_sub(1));
+}
+
 /// The instruction set in use, looked up once before a loop.
 #[derive(Clone, Copy)]
 pub struct Level {

@@ -224,6 +224,12 @@ impl TablePart {
         simd::prefetch_slice(self.rows.row(row));
     }
 
+    /// Asks early for the memory of a row's stored form.
+    #[inline(always)]
+    pub fn prefetch_row_early(&self, row: u32) {
+        simd::prefetch_slice_early(self.rows.row(row));
+    }
+
     /// The full-precision row of a table that stores nothing else, made valid if it was not.
     #[inline(always)]
     pub fn exact_row(&mut self, row: u32, key: u64, initial: &Initial, dim: usize) -> &mut [f32] {

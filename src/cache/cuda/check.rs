@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::device::Device;
 use super::slots::{self, Bags, CudaSlots, Rounded};
 use super::tray::Pipeline;
-use crate::cache::{Gradients, HostPool, Pool, RowLayout, StateLayout, StatePrecision, WriteBack};
+use crate::cache::{Gradients, HostPool, Pool, RoundingError, RowLayout, StateLayout, StatePrecision, WriteBack};
 use crate::numeric::format::encode_nearest;
 use crate::numeric::{Rounding, Rule, Step, WeightFormat};
 
@@ -110,13 +110,16 @@ fn differs_in(device: &Arc<Device>, layout: RowLayout, rule: &Rule) -> crate::er
     let leaving: Vec<WriteBack> =
         all.iter().map(|&slot| WriteBack { slot, partition: 2, number: u64::from(slot) << 33 }).collect();
     let mut ours = vec![0; ROWS as usize * layout.row_bytes()];
-    // SAFETY: as above.
-    let error = unsafe { host.write_back(&leaving, &mut ours) };
+    let mut error = RoundingError::default();
+    for (&leaving, row) in leaving.iter().zip(ours.chunks_exact_mut(layout.row_bytes())) {
+        // SAFETY: as above.
+        error.add(unsafe { host.write_back(leaving, &[], row, &mut [0.0; DIM]) });
+    }
     let (mut theirs, mut squares) = (Vec::new(), 0.0);
     let mut land = |count: usize, bytes: &[u8]| {
         for ((row, error), leaving) in Rounded::new(&layout, count).rows(bytes).zip(&leaving) {
             theirs.extend_from_slice(row);
-            squares += if crate::cache::RoundingError::samples(leaving.number) { f64::from(error) } else { 0.0 };
+            squares += if RoundingError::samples(leaving.number) { f64::from(error) } else { 0.0 };
         }
     };
     let mut pipeline = Pipeline::new(device);
