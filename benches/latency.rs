@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::Store as _;
 use common::load::{What, closed_loop};
 use common::process::{self, Child};
-use common::remote::{Remote, runtime};
+use common::remote::Remote;
 use common::workload::{Random, Zipf, median};
 use hdrhistogram::Histogram;
 use hotrow::{Optimizer, Precision, RowFormat, TableSpec};
@@ -36,10 +36,9 @@ fn main() {
     let quick = args.iter().any(|arg| arg == "--quick");
     let (window, time) = if quick { (0.2, 0.5) } else { (1.0, 4.0) };
 
-    let runtime = runtime();
     let server = Child::hotrow(|_| ());
     let mut clients: Vec<Remote> =
-        (0..CLIENTS).map(|_| Remote::connect(&runtime, &server.address, RowFormat::F32, "t")).collect();
+        (0..CLIENTS).map(|_| Remote::connect(&server.address, RowFormat::F32, "t")).collect();
     let spec = TableSpec::dense("t", ROWS as u64, DIM).precision(Precision::F32).optimizer(Optimizer::Sgd, 0.01);
     clients[0].create(&spec);
     let mut zipf = Zipf::new(ROWS, 1.05, 7);

@@ -12,7 +12,7 @@ use common::Store;
 use common::bare::Bare;
 use common::load::{What, closed_loop};
 use common::process::{self, Child};
-use common::remote::{Remote, runtime};
+use common::remote::Remote;
 use common::workload::{Zipf, gradients, median, ratio, warm_seconds};
 use hotrow::{CacheBudget, Optimizer, Precision, RowFormat, TableSpec};
 
@@ -39,9 +39,8 @@ fn beside_bare() {
     println!(
         "# service, loopback, {ROWS} rows, dim {DIM}, {BATCH} unique keys of a Zipf 1.05 draw a request, 1 client"
     );
-    let runtime = runtime();
     let (server, bare_server) = (Child::hotrow(|_| ()), Child::bare(ROWS, DIM, None));
-    let connect = |rows, table| Remote::connect(&runtime, &server.address, rows, table);
+    let connect = |rows, table| Remote::connect(&server.address, rows, table);
     let mut bare = Bare::connect(&bare_server.address);
     let mut exact = connect(RowFormat::F32, "f32");
     let mut low = connect(RowFormat::F32, "int8");
@@ -93,10 +92,9 @@ fn rival() {
     const KEYS: usize = 500;
     const CLIENTS: usize = 8;
     const WINDOWS: usize = 5;
-    let runtime = runtime();
     let server = Child::hotrow(|_| ());
     let mut clients: Vec<Remote> =
-        (0..CLIENTS).map(|_| Remote::connect(&runtime, &server.address, RowFormat::F32, "rival")).collect();
+        (0..CLIENTS).map(|_| Remote::connect(&server.address, RowFormat::F32, "rival")).collect();
     let spec = TableSpec::dense("rival", ROWS as u64, DIM).precision(Precision::F32).optimizer(Optimizer::Sgd, 0.01);
     clients[0].create(&spec);
     let mut zipf = Zipf::new(ROWS, 1.05, 7);

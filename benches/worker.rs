@@ -14,7 +14,7 @@ use common::Store;
 use common::bare::Bare;
 use common::limits::{self, Array};
 use common::process::{self, Child};
-use common::remote::{self, Remote};
+use common::remote::Remote;
 use common::workload::{initial_rows, initial_weight, seconds};
 use hotrow::numeric::format::{decode_rows, encode_rows};
 use hotrow::numeric::{Noise, Rounding, WeightFormat};
@@ -208,7 +208,7 @@ fn served<C: Store + 'static>(server: Child, connect: impl FnOnce(&Child) -> C) 
 fn hotrow(server: Child, socket: Option<&Path>, format: RowFormat, spec: &TableSpec) -> Box<dyn Store> {
     served(server, |server| {
         let address = socket.map_or(server.address.clone(), |path| format!("unix:{}", path.display()));
-        let remote = Remote::connect(&remote::runtime(), &address, format, &spec.name);
+        let remote = Remote::connect(&address, format, &spec.name);
         remote.create(spec);
         remote
     })

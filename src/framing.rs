@@ -75,13 +75,26 @@ impl Messages {
         }
     }
 
-    /// The only message of an answer, in the pieces in which it came, and with what came after it: its status.
-    pub async fn answer(mut self) -> Result<Pieces, Status> {
+    /// The bytes in field `tag` of the only message of an answer, in the pieces in which they came. `arrived` is called
+    /// whenever more of them have come, and may take what it can use; what it leaves is returned. The status, which comes
+    /// last, may still make the whole an error.
+    pub async fn answer(mut self, tag: u32, mut arrived: impl FnMut(&mut Pieces)) -> Result<Pieces, Status> {
         let mut pieces = Pieces::default();
+        let (mut len, mut taken) = (0, 0);
         while let Some(more) = self.data().await? {
-            pieces.push(more);
-            if pieces.remaining() > self.limit {
+            len += more.len();
+            if len > self.limit {
                 return Err(Status::out_of_range(format!("the answer has more than {} bytes", self.limit)));
+            }
+            pieces.push(more);
+            if taken == 0
+                && let Some((head, whole)) = head_of_last_field(pieces.chunk(), tag)
+            {
+                pieces.advance(head);
+                taken = whole;
+            }
+            if taken > 0 {
+                arrived(&mut pieces);
             }
         }
         match self.status() {
@@ -89,12 +102,18 @@ impl Messages {
             Some(status) => return Err(status),
             None => return Err(Status::unknown("the answer ends without a status")),
         }
+        let other_length = || Status::internal("the answer is not one message of the length that it says");
+        if taken > 0 {
+            return if taken == len { Ok(pieces) } else { Err(other_length()) };
+        }
         let mut prefix = [0; PREFIX];
         pieces.try_copy_to_slice(&mut prefix).map_err(|_| cut_off())?;
         if prefix[0] != 0 || (&prefix[1..]).get_u32() as usize != pieces.remaining() {
-            return Err(Status::internal("the answer is not one message of the length that it says"));
+            return Err(other_length());
         }
-        Ok(pieces)
+        let mut payload = pieces.payload(tag)?;
+        arrived(&mut payload);
+        Ok(payload)
     }
 
     /// Takes the prefix of a message, and gives its length.
@@ -130,6 +149,24 @@ impl Messages {
                 Some(Err(status)) => return Err(status),
             }
         }
+    }
+}
+
+/// Where the bytes of field `tag` begin in a framed message, and how long that is, if they are the last of it. `None` too
+/// where `begun`, the first of it that has come, does not tell.
+fn head_of_last_field(begun: &[u8], tag: u32) -> Option<(usize, usize)> {
+    use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+    let mut rest = begun;
+    let plain = rest.try_get_u8().ok()? == 0;
+    let whole = PREFIX + rest.try_get_u32().ok().filter(|_| plain)? as usize;
+    loop {
+        let (field, kind) = decode_key(&mut rest).ok()?;
+        if (field, kind) == (tag, WireType::LengthDelimited) {
+            let len = decode_varint(&mut rest).ok()? as usize;
+            let head = begun.len() - rest.len();
+            return (head.checked_add(len) == Some(whole)).then_some((head, whole));
+        }
+        skip_field(kind, field, &mut rest, DecodeContext::default()).ok()?;
     }
 }
 
@@ -382,6 +419,11 @@ impl<S: Stream<Item = Outgoing> + Unpin> http_body::Body for Requests<S> {
             }
         }
     }
+
+    /// So that the last frame says that it is, and no empty one follows.
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && self.messages.size_hint() == (0, Some(0))
+    }
 }
 
 #[cfg(test)]
@@ -457,6 +499,44 @@ mod tests {
                 assert_eq!(proto::StreamRequest::decode(message).unwrap().id, id);
             }
             assert!(messages.next().await.unwrap().is_none());
+        }
+    }
+
+    /// An answer in pieces of `cut` bytes, with this status.
+    fn answer_of(whole: &[u8], cut: usize, status: &'static str) -> Messages {
+        let trailers =
+            HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), HeaderValue::from_static(status))]);
+        let pieces = whole.chunks(cut).map(|c| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(c))));
+        let frames: Vec<_> = pieces.chain([Ok(Frame::trailers(trailers))]).collect();
+        Messages::new(Body::new(http_body_util::StreamBody::new(futures_util::stream::iter(frames))), 1 << 20)
+    }
+
+    #[tokio::test]
+    async fn rows_are_taken_as_they_come_however_an_answer_is_cut() {
+        let rows = bytes(1200);
+        let framed = |message: Outgoing| message.pieces.into_iter().flatten().collect::<Vec<u8>>();
+        let head = proto::PullResponse { rows: Bytes::new(), dims: vec![3, 300] };
+        // As a shard writes it; and with the other field last, which is only read when all has come.
+        let rows_last = framed(Outgoing::with_payload(&head, PULL_RESPONSE_ROWS, rows.clone(), None));
+        let rows_first = framed(Outgoing::message(&proto::PullResponse { rows: rows.clone(), ..head }));
+        for (whole, early) in [(&rows_last, true), (&rows_first, false)] {
+            for cut in [1, 3, 20, 100, 700, 5000] {
+                let (mut taken, mut times) = (Vec::new(), 0);
+                let rest = answer_of(whole, cut, "0").answer(PULL_RESPONSE_ROWS, |pieces| {
+                    times += 1;
+                    let some = pieces.remaining() / 12;
+                    assert!(pieces.rows(12, some, |rows| taken.extend_from_slice(rows)));
+                });
+                assert!(!rest.await.unwrap().has_remaining());
+                assert_eq!(taken, rows, "in pieces of {cut}");
+                // A head that is cut itself is read at the end.
+                assert_eq!(times > 1, early && (20..1000).contains(&cut), "{times} times in pieces of {cut}");
+            }
+            for (whole, status) in [(&whole[..whole.len() - 1], "0"), (&whole[..], "14")] {
+                assert!(answer_of(whole, 100, status).answer(PULL_RESPONSE_ROWS, |_| {}).await.is_err());
+            }
+            let more: Vec<u8> = whole.iter().copied().chain([0]).collect();
+            assert!(answer_of(&more, 100, "0").answer(PULL_RESPONSE_ROWS, |_| {}).await.is_err());
         }
     }
 }

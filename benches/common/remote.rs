@@ -1,7 +1,5 @@
 //! The Rust client as a [`Store`].
 
-use std::sync::Arc;
-
 use hotrow::client::{Client, Options};
 use hotrow::{Assign, Pull, Push, RowFormat, TableSpec};
 use tokio::runtime::Runtime;
@@ -9,20 +7,22 @@ use tokio::runtime::Runtime;
 use super::Store;
 use super::workload::initial_rows;
 
-/// A table of a server, through a client of its own with one connection.
+/// A table of a server, through a client of its own with one connection. It is alone on its runtime, which the thread that
+/// waits for an answer drives itself: with more threads, each request would wake some of them on its way.
 pub struct Remote {
-    runtime: Arc<Runtime>,
+    pub runtime: Runtime,
     pub client: Client,
     table: String,
 }
 
 impl Remote {
     /// `rows` is how rows travel. Gradients travel likewise, but for int8, which only rows can be sent in.
-    pub fn connect(runtime: &Arc<Runtime>, address: &str, rows: RowFormat, table: &str) -> Remote {
+    pub fn connect(address: &str, rows: RowFormat, table: &str) -> Remote {
         let gradients = if rows == RowFormat::Int8 { RowFormat::F32 } else { rows };
         let options = Options { rows, gradients, connections: 1, ..Options::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = runtime.block_on(Client::connect_with(&[address], options)).unwrap();
-        Remote { runtime: Arc::clone(runtime), client, table: table.into() }
+        Remote { runtime, client, table: table.into() }
     }
 
     /// Makes the table with all its rows.
@@ -48,9 +48,4 @@ impl Store for Remote {
         let push = Push { table: &self.table, keys, gradients, ..Push::default() };
         Ok(self.runtime.block_on(self.client.push(&[push]))?)
     }
-}
-
-/// The runtime that all clients of a benchmark share.
-pub fn runtime() -> Arc<Runtime> {
-    Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap())
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::common::bare::Bare;
 use crate::common::load::{What, closed_loop};
 use crate::common::process::Child;
-use crate::common::remote::{Remote, runtime};
+use crate::common::remote::Remote;
 use crate::common::workload::{Zipf, gradients, median};
 use crate::point::Point;
 use crate::service::{BATCH, DIM, ROWS, spec};
@@ -19,16 +19,14 @@ pub fn sweep(quick: bool) {
         true => (&[1, 8], 5, Duration::from_millis(100)),
         false => (&[1, 2, 4, 8, 16, 32], 9, Duration::from_millis(400)),
     };
-    let runtime = runtime();
     let server = Child::hotrow(|_| ());
     let bare_server = Child::bare(ROWS, DIM, None);
-    Remote::connect(&runtime, &server.address, RowFormat::F32, "t").create(&spec(Precision::F32));
+    Remote::connect(&server.address, RowFormat::F32, "t").create(&spec(Precision::F32));
     let mut zipf = Zipf::new(ROWS, 1.05, 7);
     let batches: Vec<Vec<u64>> = (0..64).map(|_| zipf.unique_batch(BATCH)).collect();
     let numbers = gradients(BATCH * DIM, 3);
     for &count in counts {
-        let mut ours: Vec<Remote> =
-            (0..count).map(|_| Remote::connect(&runtime, &server.address, RowFormat::F32, "t")).collect();
+        let mut ours: Vec<Remote> = (0..count).map(|_| Remote::connect(&server.address, RowFormat::F32, "t")).collect();
         let mut bare: Vec<Bare> = (0..count).map(|_| Bare::connect(&bare_server.address)).collect();
         for what in [What::Pull, What::Push] {
             let (mut rates, mut limits) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ use crate::common::Store;
 use crate::common::bare::Bare;
 use crate::common::load::What;
 use crate::common::process::Child;
-use crate::common::remote::{Remote, runtime};
+use crate::common::remote::Remote;
 use crate::common::workload::{Zipf, gradients, warm_seconds};
 use crate::point::{Point, Times};
 
@@ -84,7 +84,7 @@ fn measure(
 pub fn batch(quick: bool) {
     let batches: &[usize] = if quick { &[128, 8192] } else { &[128, 512, 2048, 8192, 32_768, 65_536] };
     let (server, bare) = (Child::hotrow(|_| ()), Child::bare(ROWS, DIM, None));
-    let mut ours = Remote::connect(&runtime(), &server.address, RowFormat::F32, "t");
+    let mut ours = Remote::connect(&server.address, RowFormat::F32, "t");
     ours.create(&spec(Precision::F32));
     let mut limit = Bare::connect(&bare.address);
     for &batch in batches {
@@ -94,12 +94,11 @@ pub fn batch(quick: bool) {
 }
 
 pub fn wire(quick: bool) {
-    let runtime = runtime();
     let (server, bare) = (Child::hotrow(|_| ()), Child::bare(ROWS, DIM, None));
-    Remote::connect(&runtime, &server.address, RowFormat::F32, "t").create(&spec(Precision::Int8));
+    Remote::connect(&server.address, RowFormat::F32, "t").create(&spec(Precision::Int8));
     let mut limit = Bare::connect(&bare.address);
     for format in [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8] {
-        let mut ours = Remote::connect(&runtime, &server.address, format, "t");
+        let mut ours = Remote::connect(&server.address, format, "t");
         let gradients = if format == RowFormat::Int8 { RowFormat::F32 } else { format };
         let settings = settings(json!({
             "precision": "int8", "cache_percent": 5, "wire": format.to_string(), "wire_of_gradients": gradients.to_string(),
@@ -114,7 +113,7 @@ pub fn shards(quick: bool) {
     let mut limit = Bare::connect(&bare.address);
     for &count in counts {
         let shards = cluster(count);
-        let mut ours = Remote::connect(&runtime(), &shards[0].address, RowFormat::F32, "t");
+        let mut ours = Remote::connect(&shards[0].address, RowFormat::F32, "t");
         ours.create(&spec(Precision::F32));
         let settings = settings(json!({"shards": count}));
         measure(("shards", json!(count)), (&mut ours, &mut limit), BATCH, &settings, quick);
@@ -139,17 +138,16 @@ fn cluster(count: usize) -> Vec<Child> {
 }
 
 pub fn transport(quick: bool) {
-    let runtime = runtime();
     let folder = tempfile::tempdir().unwrap();
     let (socket, bare_socket) = (folder.path().join("socket"), folder.path().join("bare"));
     let server = Child::hotrow(|config| config.server.unix = socket.clone());
     let on_unix = format!("unix:{}", socket.display());
-    Remote::connect(&runtime, &server.address, RowFormat::F32, "t").create(&spec(Precision::F32));
+    Remote::connect(&server.address, RowFormat::F32, "t").create(&spec(Precision::F32));
     for (name, address, bare) in [
         ("tcp", &server.address, Child::bare(ROWS, DIM, None)),
         ("unix", &on_unix, Child::bare(ROWS, DIM, Some(bare_socket))),
     ] {
-        let mut ours = Remote::connect(&runtime, address, RowFormat::F32, "t");
+        let mut ours = Remote::connect(address, RowFormat::F32, "t");
         let mut limit = Bare::connect(&bare.address);
         let settings = settings(json!({"transport": name, "limit": format!("bare {name}")}));
         measure(("transport", json!(name)), (&mut ours, &mut limit), BATCH, &settings, quick);
@@ -159,7 +157,6 @@ pub fn transport(quick: bool) {
 /// Pushes, several under way, to a server without a log and to servers with one, in turn.
 pub fn log(quick: bool) {
     let rounds = if quick { 5 } else { 15 };
-    let runtime = runtime();
     // On the disk that builds are on, not in memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut servers = Vec::new();
@@ -171,7 +168,7 @@ pub fn log(quick: bool) {
                 config.durability.data_dir = folder.path().join(sync);
             }
         });
-        let remote = Remote::connect(&runtime, &server.address, RowFormat::F32, "t");
+        let remote = Remote::connect(&server.address, RowFormat::F32, "t");
         remote.create(&spec(Precision::Int8));
         servers.push((sync, server, remote, Times::default()));
     }
@@ -180,7 +177,7 @@ pub fn log(quick: bool) {
     for round in 0..=rounds {
         let batches: Vec<Vec<u64>> = (0..PUSHES).map(|_| zipf.unique_batch(BATCH)).collect();
         for (_, _, remote, times) in &mut servers {
-            let seconds = runtime.block_on(push_all(remote, &batches, &values));
+            let seconds = remote.runtime.block_on(push_all(remote, &batches, &values));
             if round > 0 {
                 times.ours.push(seconds);
             }

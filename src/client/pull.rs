@@ -1,13 +1,15 @@
 //! Pulls: split, ask side by side, put back in order.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Buf as _;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 
 use super::split::Split;
 use super::{Client, Cluster, Error, Result, TableInfo, channel};
-use crate::engine::{PooledPull, Pooling, Pull, Touch, check_bags};
+use crate::engine::{PooledPull, Pooling, Pull, RowFormat, Touch, check_bags};
 use crate::framing::{Outgoing, PULL_RESPONSE_ROWS, Pieces, Requests};
 use crate::{proto, wire};
 
@@ -25,24 +27,21 @@ impl Client {
         let expected = infos.iter().zip(pulls).map(|(info, pull)| info.dim * pull.keys.len()).sum();
         check_len(pulls.first().map_or("", |pull| pull.table), expected, out.len())?;
         self.pushes.wait(self.options.lookahead).await;
-        // The closure may run again after a stale topology, so it cannot own `out`: it returns the answers.
-        let (splits, mut answers) = self.routed(async |cluster| self.ask(&cluster, &infos, pulls).await).await?;
-        let mut rest = out;
+        let out = Mutex::new(out);
+        let splits = self.routed(async |cluster| self.ask(&cluster, &infos, pulls, &out).await).await?;
+        let mut rest = out.into_inner();
         for ((info, pull), split) in infos.iter().zip(pulls).zip(&splits) {
             let (mine, others) = rest.split_at_mut(pull.keys.len() * info.dim);
             rest = others;
-            self.place(pull.table, info.dim, split, &mut answers, mine)?;
-        }
-        self.check_all_read(pulls.iter().map(|pull| pull.table), &answers)
-    }
-
-    /// Fails if an answer has more rows than were asked for: a table has another dim than this client thinks.
-    fn check_all_read<'a>(&self, tables: impl Iterator<Item = &'a str>, answers: &[Pieces]) -> Result<()> {
-        if answers.iter().any(|answer| answer.has_remaining()) {
-            tables.for_each(|table| drop(self.tables.remove(table)));
-            return Err(changed_dim());
+            split.repeat(info.dim, mine);
         }
         Ok(())
+    }
+
+    /// Forgets what is known of tables: one has another dim than this client thinks.
+    fn forget<'a>(&self, tables: impl Iterator<Item = &'a str>) -> Error {
+        tables.for_each(|table| drop(self.tables.remove(table)));
+        changed_dim()
     }
 
     /// The numbers that a pull of so many keys of these tables gives.
@@ -62,13 +61,14 @@ impl Client {
         Ok(infos)
     }
 
-    /// Asks the shards for the distinct rows of a pull. A shard that is not needed gives an empty answer.
+    /// Asks the shards for the distinct rows of a pull, and puts them where they belong.
     async fn ask(
         &self,
         cluster: &Cluster,
         infos: &[TableInfo],
         pulls: &[Pull<'_>],
-    ) -> Result<(Vec<Split>, Vec<Pieces>)> {
+        out: &Mutex<&mut [f32]>,
+    ) -> Result<Vec<Split>> {
         let owners = &cluster.topology.partition_shards;
         let shards = cluster.shards.len();
         let splits: Vec<Split> = infos
@@ -76,25 +76,37 @@ impl Client {
             .zip(pulls)
             .map(|(info, pull)| Split::new(&cluster.route, owners, shards, info.keys, pull.keys))
             .collect();
-        let requests = (0..shards).map(|shard| {
+        let asked = (0..shards).map(|shard| {
             let tables = pulls.iter().zip(&splits).filter(|(_, split)| !split.shards[shard].keys.is_empty());
-            tables
-                .map(|(pull, split)| proto::TablePull {
-                    table: pull.table.into(),
-                    keys: wire::packed(&split.shards[shard].keys),
-                    ..Default::default()
-                })
-                .collect()
+            let tables = tables.map(|(pull, split)| proto::TablePull {
+                table: pull.table.into(),
+                keys: wire::packed(&split.shards[shard].keys),
+                ..Default::default()
+            });
+            let placing = Placing::new(self.options.rows, infos, &splits, shard, out);
+            self.pull_shard(cluster, shard as u32, tables.collect(), Some(placing))
         });
-        let answers = try_join_all(requests.enumerate().map(|(n, tables)| self.pull_shard(cluster, n as u32, tables)));
-        let answers = answers.await?;
-        Ok((splits, answers))
+        // An answer has what was asked for and no more, or a table has another dim than this client thinks.
+        let right = |rest: &(Pieces, Option<Placing<'_, '_>>)| {
+            !rest.0.has_remaining() && rest.1.as_ref().is_none_or(|placing| placing.shares.is_empty())
+        };
+        if !try_join_all(asked).await?.iter().all(right) {
+            return Err(self.forget(pulls.iter().map(|pull| pull.table)));
+        }
+        Ok(splits)
     }
 
-    /// The rows that a shard answers, in the pieces in which they came.
-    async fn pull_shard(&self, cluster: &Cluster, shard: u32, tables: Vec<proto::TablePull>) -> Result<Pieces> {
+    /// The rows that a shard answers, in the pieces in which they came, but for those that were placed as they came. A
+    /// shard that is not needed gives an empty answer.
+    async fn pull_shard<'a, 'o>(
+        &self,
+        cluster: &Cluster,
+        shard: u32,
+        tables: Vec<proto::TablePull>,
+        placing: Option<Placing<'a, 'o>>,
+    ) -> Result<(Pieces, Option<Placing<'a, 'o>>)> {
         if tables.is_empty() {
-            return Ok(Pieces::default());
+            return Ok((Pieces::default(), placing));
         }
         let request = proto::PullRequest {
             tables,
@@ -106,39 +118,16 @@ impl Client {
             let body = Requests::new(tokio_stream::once(message.clone()));
             let channel = connections.channel();
             let answer = channel::send(channel, "/hotrow.v1.Data/Pull", body, &self.options.credentials, Some(left));
-            answer.await?.answer().await?.payload(PULL_RESPONSE_ROWS)
+            // From the start, if this is not the first attempt.
+            let mut placing = placing.clone();
+            let rest = answer.await?.answer(PULL_RESPONSE_ROWS, |rows| {
+                if let Some(placing) = &mut placing {
+                    placing.take(rows);
+                }
+            });
+            Ok((rest.await?, placing))
         })
         .await
-    }
-
-    /// Puts one table's rows where they belong.
-    fn place(&self, table: &str, dim: usize, split: &Split, answers: &mut [Pieces], out: &mut [f32]) -> Result<()> {
-        let format = self.options.rows;
-        let row_bytes = format.row_bytes(dim);
-        let plain = split.is_plain();
-        for (share, answer) in split.shards.iter().zip(answers) {
-            let mut placed = 0;
-            let enough = answer.rows(row_bytes, share.keys.len(), |rows| {
-                let count = rows.len() / row_bytes;
-                if plain {
-                    format.decode(rows, dim, &mut out[placed * dim..][..count * dim]);
-                } else {
-                    for (row, &first) in rows.chunks_exact(row_bytes).zip(&share.first[placed..]) {
-                        format.decode(row, dim, &mut out[first as usize * dim..][..dim]);
-                    }
-                }
-                placed += count;
-            });
-            if !enough {
-                self.tables.remove(table);
-                return Err(changed_dim());
-            }
-        }
-        for repeat in &split.repeats {
-            let first = split.shards[repeat.shard as usize].first[repeat.place as usize] as usize;
-            out.copy_within(first * dim..(first + 1) * dim, repeat.position as usize * dim);
-        }
-        Ok(())
     }
 
     /// Reads bags of rows as one row each, table after table. Shards add up their rows of a bag; the client adds up the
@@ -162,8 +151,7 @@ impl Client {
                     self.options.rows.decode(rows, info.dim, mine);
                 });
                 if !enough {
-                    self.tables.remove(pull.table);
-                    return Err(changed_dim());
+                    return Err(self.forget([pull.table].into_iter()));
                 }
             }
             match n {
@@ -171,7 +159,9 @@ impl Client {
                 _ => out.iter_mut().zip(&shard_rows).for_each(|(out, more)| *out += more),
             }
         }
-        self.check_all_read(pulls.iter().map(|pull| pull.table), &answers)?;
+        if answers.iter().any(|answer| answer.has_remaining()) {
+            return Err(self.forget(pulls.iter().map(|pull| pull.table)));
+        }
         if answers.len() > 1 {
             let mut rest = out.as_mut_slice();
             for (info, pull) in infos.iter().zip(pulls) {
@@ -225,7 +215,8 @@ impl Client {
             });
             (shard, tables.collect::<Vec<_>>())
         });
-        try_join_all(requests.map(|(shard, tables)| self.pull_shard(cluster, shard, tables))).await
+        let answers = requests.map(|(shard, tables)| self.pull_shard(cluster, shard, tables, None));
+        Ok(try_join_all(answers).await?.into_iter().map(|(rows, _)| rows).collect())
     }
 
     /// Brings rows into the cache, ahead of a push.
@@ -265,6 +256,78 @@ impl Client {
             try_join_all(calls).await.map(drop)
         })
         .await
+    }
+}
+
+/// Puts the rows of one shard's answer where they belong, as they come.
+#[derive(Clone)]
+struct Placing<'a, 'o> {
+    format: RowFormat,
+    /// What has not come, table by table.
+    shares: VecDeque<Share<'a>>,
+    /// The caller's memory: shards answer side by side, each with rows of its own.
+    out: &'a Mutex<&'o mut [f32]>,
+}
+
+/// One table's rows of one shard.
+#[derive(Clone)]
+struct Share<'a> {
+    dim: usize,
+    /// Where each row goes, counted in rows of this table; `None` where they lie side by side.
+    to: Option<&'a [u32]>,
+    /// How many there are.
+    rows: usize,
+    /// How many have come.
+    placed: usize,
+    /// Where the table's rows start in the caller's memory.
+    start: usize,
+}
+
+impl<'a, 'o> Placing<'a, 'o> {
+    fn new(
+        format: RowFormat,
+        infos: &[TableInfo],
+        splits: &'a [Split],
+        shard: usize,
+        out: &'a Mutex<&'o mut [f32]>,
+    ) -> Placing<'a, 'o> {
+        let mut start = 0;
+        let mut shares = VecDeque::new();
+        for (info, split) in infos.iter().zip(splits) {
+            let (dim, share) = (info.dim, &split.shards[shard]);
+            let to = (!split.is_plain()).then_some(share.first.as_slice());
+            if !share.keys.is_empty() {
+                shares.push_back(Share { dim, to, rows: share.keys.len(), placed: 0, start });
+            }
+            start += split.len() * dim;
+        }
+        Placing { format, shares, out }
+    }
+
+    /// Takes the whole rows among what has come.
+    fn take(&mut self, rows: &mut Pieces) {
+        let mut out = self.out.lock();
+        while let Some(share) = self.shares.front_mut() {
+            let (dim, out) = (share.dim, &mut out[share.start..]);
+            let row_bytes = self.format.row_bytes(dim);
+            let count = (rows.remaining() / row_bytes).min(share.rows - share.placed);
+            rows.rows(row_bytes, count, |rows| {
+                let count = rows.len() / row_bytes;
+                match share.to {
+                    None => self.format.decode(rows, dim, &mut out[share.placed * dim..][..count * dim]),
+                    Some(to) => {
+                        for (row, &to) in rows.chunks_exact(row_bytes).zip(&to[share.placed..]) {
+                            self.format.decode(row, dim, &mut out[to as usize * dim..][..dim]);
+                        }
+                    }
+                }
+                share.placed += count;
+            });
+            if share.placed < share.rows {
+                return;
+            }
+            self.shares.pop_front();
+        }
     }
 }
 

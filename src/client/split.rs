@@ -77,6 +77,19 @@ impl Split {
         Split { shards: split, repeats }
     }
 
+    /// How many keys were given.
+    pub fn len(&self) -> usize {
+        self.repeats.len() + self.shards.iter().map(|share| share.keys.len()).sum::<usize>()
+    }
+
+    /// Copies the rows of keys that were given before to where they are given again.
+    pub fn repeat(&self, dim: usize, rows: &mut [f32]) {
+        for repeat in &self.repeats {
+            let first = self.shards[repeat.shard as usize].first[repeat.place as usize] as usize;
+            rows.copy_within(first * dim..(first + 1) * dim, repeat.position as usize * dim);
+        }
+    }
+
     /// Whether shard 0 has all keys in the order given, so that its answer is the answer.
     pub fn is_plain(&self) -> bool {
         self.repeats.is_empty() && self.shards.len() == 1
