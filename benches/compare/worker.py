@@ -78,13 +78,14 @@ class Worker:
             raise Failed(f"{self.system.name} says {word!r} where it should say that it is ready")
         self.about = json.loads(about)
 
-    def ask(self, line: str) -> float:
+    def ask(self, *lines: str) -> list[float]:
+        """All at once: the worker goes on with the next line at once, as a system in use does."""
         assert self.process.stdin is not None
         try:
-            print(line, file=self.process.stdin, flush=True)
+            print(*lines, sep="\n", file=self.process.stdin, flush=True)
         except BrokenPipeError:
             pass  # its answer says how it ended
-        return float(self.answer())
+        return [float(self.answer()) for _ in lines]
 
     def end(self, seconds: float = 30) -> None:
         """By asking, then by signals to its whole group."""

@@ -24,7 +24,7 @@ use crate::table::{KeySpace, PartView, TablePart};
 /// Keys that are looked up together: their rows, which are asked for meanwhile, fit the second-level cache.
 const BLOCK: usize = 128;
 /// How many keys ahead the directory's sets are asked for.
-const SETS_AHEAD: usize = 8;
+const SETS_AHEAD: usize = 16;
 /// How many rows ahead they are asked for, when they are read.
 const ROWS_AHEAD: usize = 8;
 
@@ -100,14 +100,14 @@ impl<'a> Held<'a> {
         (row, if CACHED { ways_with(level, place.tags, row) } else { 0 })
     }
 
-    /// Where the stored form of a row is, and whether there is one: only to ask for the memory.
+    /// Where the stored form of a row is, and what says whether there is one, if that is not known: only to ask for the memory.
     #[inline(always)]
-    fn addresses<const HASHED: bool>(&self, partition: u32, row: u32) -> (*const u8, *const u8) {
+    fn addresses<const HASHED: bool>(&self, partition: u32, row: u32) -> (*const u8, Option<*const u8>) {
         match if HASHED { self.parts[partition as usize] } else { None } {
             None => self.views[partition as usize & (self.views.len() - 1)].addresses(row, self.stride),
             // Any memory will do that is there already.
-            Some(_) if row == ABSENT => (self.views.as_ptr().cast(), self.views.as_ptr().cast()),
-            Some(part) => (part.address(row), self.views.as_ptr().cast()),
+            Some(_) if row == ABSENT => (self.views.as_ptr().cast(), None),
+            Some(part) => (part.address(row), None),
         }
     }
 
@@ -290,7 +290,9 @@ fn find_keys<'a, const HASHED: bool, const CACHED: bool>(held: &Held<'a>, keys: 
         let slot = slots.wrapping_add(slot as usize * slot_bytes);
         let mut at = select_unpredictable(way != 0, slot, row);
         let step = select_unpredictable(way != 0, slot_step, row_step);
-        simd::prefetch_early(select_unpredictable(way != 0, slot, stored));
+        if let Some(stored) = stored {
+            simd::prefetch_early(select_unpredictable(way != 0, slot, stored));
+        }
         for _ in 0..lines {
             simd::prefetch_early(at);
             at = at.wrapping_add(step);
@@ -467,17 +469,11 @@ dispatch! {
             // SAFETY: `held` borrows from read guards of these partitions, and the slots are of their parts.
             unsafe { pool.gather_pooled(&found.slots, &found.slot_bags, factors, out) };
         }
-        for (number, &other) in found.others.iter().enumerate() {
-            if let Some(ahead) = found.others.get(number + ROWS_AHEAD) {
-                held.prefetch(ahead.partition, ahead.row);
-            }
-            match held.exact(other.partition, other.row) {
-                Some(row) => add_other(bags, other, row, out),
-                None => {
-                    held.read(bags.keys[other.key as usize], other.partition, other.row, row);
-                    add_other(bags, other, row, out);
-                }
-            }
+        match held.table.dim() {
+            16 => add_others::<16>(held, bags, &found.others, row, out),
+            32 => add_others::<32>(held, bags, &found.others, row, out),
+            64 => add_others::<64>(held, bags, &found.others, row, out),
+            _ => add_others::<0>(held, bags, &found.others, row, out),
         }
         divide(bags, held.table.dim(), out);
         found.slots.len() as u64
@@ -535,6 +531,32 @@ dispatch! {
             add_other(bags, other, row, out);
         }
         divide(bags, dim, out);
+    }
+}
+
+/// Adds rows that are not in the cache to their bags. `DIM` is the number of weights where that is a usual one, or 0.
+/// `scratch` has room for a row.
+#[inline(always)]
+fn add_others<const DIM: usize>(
+    held: &Held<'_>,
+    bags: &Bags<'_>,
+    others: &[Other],
+    scratch: &mut [f32],
+    out: &mut [f32],
+) {
+    let dim = if DIM > 0 { DIM } else { held.table.dim() };
+    for (number, &other) in others.iter().enumerate() {
+        if let Some(ahead) = others.get(number + ROWS_AHEAD) {
+            held.prefetch(ahead.partition, ahead.row);
+        }
+        let row = match held.exact(other.partition, other.row) {
+            Some(row) => &row[..dim],
+            None => {
+                held.read(bags.keys[other.key as usize], other.partition, other.row, &mut scratch[..dim]);
+                &scratch[..dim]
+            }
+        };
+        add_other(bags, other, row, out);
     }
 }
 

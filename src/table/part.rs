@@ -43,14 +43,11 @@ pub struct PartView<'a> {
 }
 
 impl<'a> PartView<'a> {
-    /// Where a row of a dense part is, and what says whether it was ever stored: only to ask for the memory.
+    /// Where a row of a dense part is, and what says whether it was ever stored, unless all were: only to ask for the memory.
     #[inline(always)]
-    pub fn addresses(&self, row: u32, stride: usize) -> (*const u8, *const u8) {
-        let at = self.rows.as_ptr().wrapping_add(row as usize * stride);
-        match self.stored {
-            [] => (at, at),
-            stored => (at, stored.as_ptr().wrapping_add((row / 64) as usize).cast()),
-        }
+    pub fn addresses(&self, row: u32, stride: usize) -> (*const u8, Option<*const u8>) {
+        let stored = self.stored.as_ptr().wrapping_add((row / 64) as usize).cast();
+        (self.rows.as_ptr().wrapping_add(row as usize * stride), (!self.stored.is_empty()).then_some(stored))
     }
 
     /// The stored form of a row of a dense part, or `None` where it was never stored.
