@@ -24,7 +24,7 @@ def machine() -> dict[str, str]:
         "SIMD": ", ".join(wide) or "neither AVX2 nor AVX-512",
         "caches": ", ".join(caches()),
         "memory": f"{int(memory[1]) / 2**20:.0f} GiB" if memory else "unknown",
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "transparent huge pages": huge[1] if huge else "unknown",
     }
 
