@@ -21,7 +21,7 @@ impl Client {
         Ok(out)
     }
 
-    /// [`Client::pull`] into memory of the caller's.
+    /// [`Client::pull`] into memory of the caller's. Rows are placed as they come: after an error some may have been.
     pub async fn pull_into(&self, pulls: &[Pull<'_>], out: &mut [f32]) -> Result<()> {
         let infos = self.infos(pulls.iter().map(|pull| pull.table)).await?;
         let expected = infos.iter().zip(pulls).map(|(info, pull)| info.dim * pull.keys.len()).sum();

@@ -336,12 +336,8 @@ dispatch! {
             error.add(unsafe { pool.write_back(leaving, next, to, &mut work.scratch[..dim]) });
         }
         part.counts.rounding_error.add(error);
-        for &i in &work.missing {
-            let i = i as usize;
-            if work.slots[i] == NO_SLOT {
-                continue;
-            }
-            let slot = part.first_slot + work.slots[i];
+        for (i, slot) in admitted(&work.missing, &work.slots) {
+            let slot = part.first_slot + slot;
             match part.stored(work.rows[i]) {
                 // SAFETY: the caller's lock; every slot was given to one row.
                 Some(bytes) => unsafe { pool.fill_one(slot, bytes) },
@@ -356,18 +352,20 @@ dispatch! {
     }
 }
 
+/// The distinct keys that were not in the cache and now are, with the directory's slot of each.
+#[inline(always)]
+fn admitted(missing: &[u32], slots: &[u32]) -> impl Iterator<Item = (usize, u32)> {
+    missing.iter().map(|&i| (i as usize, slots[i as usize])).filter(|&(_, slot)| slot != NO_SLOT)
+}
+
 /// The rows that come in, as they are stored or, untrained, as they begin.
 fn coming(part: &TablePart, table: &Table, work: &mut Work) {
     work.fill_slots.clear();
     work.fill_bytes.clear();
     work.load_slots.clear();
     work.load_rows.clear();
-    for &i in &work.missing {
-        let i = i as usize;
-        if work.slots[i] == NO_SLOT {
-            continue;
-        }
-        let slot = part.first_slot + work.slots[i];
+    for (i, slot) in admitted(&work.missing, &work.slots) {
+        let slot = part.first_slot + slot;
         match part.stored(work.rows[i]) {
             Some(bytes) => {
                 work.fill_slots.push(slot);
