@@ -48,6 +48,7 @@ mod cache;
 pub mod cli;
 pub mod client;
 pub mod cluster;
+mod cork;
 pub mod durability;
 mod engine;
 mod error;

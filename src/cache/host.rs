@@ -212,7 +212,7 @@ impl HostPool {
         // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
         let (weights, state) = unsafe { self.slot(leaving.slot) };
         let noise = Noise { seed: self.seed, partition: leaving.partition, write_back: leaving.number };
-        self.layout.encode(weights, state, noise, row);
+        self.layout.encode(weights, state, &noise, row);
         if !RoundingError::samples(leaving.number) {
             return RoundingError::default();
         }

@@ -93,7 +93,7 @@ impl RowLayout {
 
     /// Rounds a full-precision row into a stored one.
     #[inline(always)]
-    pub fn encode(&self, weights: &[f32], state: &[f32], noise: Noise, row: &mut [u8]) {
+    pub fn encode(&self, weights: &[f32], state: &[f32], noise: &Noise, row: &mut [u8]) {
         let (stored, stored_state) = row.split_at_mut(self.weights.bytes(self.dim));
         self.weights.encode(weights, self.rounding, noise, stored);
         match self.state.precision {

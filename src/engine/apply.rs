@@ -409,7 +409,7 @@ dispatch! {
             }
             rule.apply(weights, state, gradients.of(c, sum), changed);
             let bytes = part.store(row);
-            layout.encode(weights, state, numbering.noise(number), bytes);
+            layout.encode(weights, state, &numbering.noise(number), bytes);
             if RoundingError::samples(number) {
                 layout.decode_weights(bytes, changed);
                 part.counts.rounding_error.add(RoundingError::between(weights, changed));
@@ -470,7 +470,7 @@ pub fn assign(
 
 dispatch! {
     fn encode(layout: &RowLayout, weights: &[f32], state: &[f32], noise: Noise, row: &mut [u8]) {
-        layout.encode(weights, state, noise, row);
+        layout.encode(weights, state, &noise, row);
     }
 }
 

@@ -188,7 +188,7 @@ impl RestorePartition<'_, '_> {
                     let noise = Noise { write_back: *write_backs, ..noise };
                     *write_backs += 1;
                     let (weights, state) = values.split_at(layout.dim);
-                    layout.encode(weights, state, noise, part.store(row));
+                    layout.encode(weights, state, &noise, part.store(row));
                 }
             }
         }

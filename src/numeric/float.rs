@@ -46,12 +46,12 @@ pub fn decode_bf16(row: &[u8], out: &mut [f32]) {
 
 /// Rounds to bf16, weights or state; the domain says which.
 #[inline(always)]
-pub fn encode_bf16(x: &[f32], rounding: Rounding, noise: Noise, domain: u32, row: &mut [u8]) {
+pub fn encode_bf16(x: &[f32], rounding: Rounding, noise: &Noise, domain: u32, row: &mut [u8]) {
     encode16(x, rounding, noise, domain, row, bf16_stochastic, bf16_nearest);
 }
 
 #[inline(always)]
-pub(super) fn encode_f16(x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
+pub(super) fn encode_f16(x: &[f32], rounding: Rounding, noise: &Noise, row: &mut [u8]) {
     encode16(x, rounding, noise, domain::WEIGHTS, row, f16_stochastic, f16_nearest);
 }
 
@@ -59,7 +59,7 @@ pub(super) fn encode_f16(x: &[f32], rounding: Rounding, noise: Noise, row: &mut 
 fn encode16(
     x: &[f32],
     rounding: Rounding,
-    noise: Noise,
+    noise: &Noise,
     domain: u32,
     row: &mut [u8],
     stochastic: impl Fn(u32, u32) -> u32,

@@ -154,21 +154,22 @@ impl WeightFormat {
     /// Rounds weights to the nearest. Takes no random numbers.
     #[inline(always)]
     pub fn encode_nearest(self, x: &[f32], row: &mut [u8]) {
-        self.encode(x, Rounding::Nearest, Noise { seed: 0, partition: 0, write_back: 0 }, row);
+        self.encode(x, Rounding::Nearest, &Noise { seed: 0, partition: 0, write_back: 0 }, row);
     }
 
-    /// Rounds weights into `row`, which has [`Self::bytes`] of `x.len()`.
+    /// Rounds weights into `row`, which has [`Self::bytes`] of `x.len()`. The noise comes by reference: a copy would be read
+    /// as a whole just after a part of it was written, for which the processor waits until nothing else is under way.
     #[inline(always)]
-    pub fn encode(self, x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
+    pub fn encode(self, x: &[f32], rounding: Rounding, noise: &Noise, row: &mut [u8]) {
         match self {
             WeightFormat::F32 => float::encode_f32(x, row),
             WeightFormat::F16 => float::encode_f16(x, rounding, noise, row),
             WeightFormat::Bf16 => float::encode_bf16(x, rounding, noise, domain::WEIGHTS, row),
-            WeightFormat::Int8Symmetric => integer::encode_symmetric::<8>(x, rounding, noise, row),
-            WeightFormat::Int4Symmetric => integer::encode_symmetric::<4>(x, rounding, noise, row),
-            WeightFormat::Int8Affine => integer::encode_affine::<8>(x, rounding, noise, row),
-            WeightFormat::Int4Affine => integer::encode_affine::<4>(x, rounding, noise, row),
-            WeightFormat::Int2Affine => integer::encode_affine::<2>(x, rounding, noise, row),
+            WeightFormat::Int8Symmetric => integer::encode::<8, false>(x, rounding, noise, row),
+            WeightFormat::Int4Symmetric => integer::encode::<4, false>(x, rounding, noise, row),
+            WeightFormat::Int8Affine => integer::encode::<8, true>(x, rounding, noise, row),
+            WeightFormat::Int4Affine => integer::encode::<4, true>(x, rounding, noise, row),
+            WeightFormat::Int2Affine => integer::encode::<2, true>(x, rounding, noise, row),
         }
     }
 }
@@ -205,11 +206,26 @@ super::simd::dispatch! {
 super::simd::dispatch! {
     /// Encodes many rows side by side; row i takes the write-back number `noise.write_back + i`.
     pub fn encode_rows(format: WeightFormat, dim: usize, x: &[f32], rounding: Rounding, noise: Noise, rows: &mut [u8]) {
-        let mut noise = noise;
-        for (row, x) in rows.chunks_exact_mut(format.bytes(dim)).zip(x.chunks_exact(dim)) {
-            format.encode(x, rounding, noise, row);
-            noise.write_back += 1;
+        use WeightFormat::*;
+        // With the format known the loop has no choices to make.
+        match format {
+            F32 => encode_all(F32, dim, x, rounding, noise, rows),
+            F16 => encode_all(F16, dim, x, rounding, noise, rows),
+            Bf16 => encode_all(Bf16, dim, x, rounding, noise, rows),
+            Int8Symmetric => encode_all(Int8Symmetric, dim, x, rounding, noise, rows),
+            Int4Symmetric => encode_all(Int4Symmetric, dim, x, rounding, noise, rows),
+            Int8Affine => encode_all(Int8Affine, dim, x, rounding, noise, rows),
+            Int4Affine => encode_all(Int4Affine, dim, x, rounding, noise, rows),
+            Int2Affine => encode_all(Int2Affine, dim, x, rounding, noise, rows),
         }
+    }
+}
+
+#[inline(always)]
+fn encode_all(format: WeightFormat, dim: usize, x: &[f32], rounding: Rounding, mut noise: Noise, rows: &mut [u8]) {
+    for (row, x) in rows.chunks_exact_mut(format.bytes(dim)).zip(x.chunks_exact(dim)) {
+        format.encode(x, rounding, &noise, row);
+        noise.write_back += 1;
     }
 }
 
@@ -231,7 +247,7 @@ mod tests {
         let x = [0.5f32, -1.0, 0.25];
         let format = WeightFormat::Int8Symmetric;
         let mut row = [0u8; 5];
-        format.encode(&x, Rounding::Nearest, Noise { seed: 0, partition: 0, write_back: 0 }, &mut row);
+        format.encode(&x, Rounding::Nearest, &Noise { seed: 0, partition: 0, write_back: 0 }, &mut row);
         assert_eq!(row, [0x02, 0x3c, 0x3f, 0x82, 0x20]);
         let mut out = [0.0; 3];
         format.decode(&row, &mut out);

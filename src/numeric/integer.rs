@@ -5,8 +5,6 @@
 
 use super::Rounding;
 use super::philox::{self, Noise, domain};
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-use super::simd;
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// 2^126: larger elements are limited to it, so that no code times its scale overflows.
@@ -21,8 +19,7 @@ pub(super) const GROUP: usize = 64;
 pub(super) struct Scale {
     pub origin: f32,
     pub step: f32,
-    /// With [`WHOLE`] in it.
-    pub offset: f32,
+    pub offset: i32,
 }
 
 /// A small number plus 1.5 * 2^23 is rounded to a whole one, ties to even, which stands in its lowest bits, two's complement and
@@ -86,46 +83,40 @@ fn affine_scale(lo: f32, hi: f32, max: f32, codes: f32) -> (u16, i16) {
     }
 }
 
+/// Makes the codes of 64 numbers: rounded up or down at random where there is noise for the group of this number, else to the
+/// nearest.
+pub(super) trait Kernel: Fn(&[f32; GROUP], Scale, Option<&Noise>, usize, &mut [u8; GROUP]) {}
+impl<F: Fn(&[f32; GROUP], Scale, Option<&Noise>, usize, &mut [u8; GROUP])> Kernel for F {}
+
 /// Rounds every element to its code, and packs the codes.
 #[inline(always)]
-fn encode_codes<const BITS: u32>(x: &[f32], data: &mut [u8], noise: Option<Noise>, scale: Scale) {
+fn encode_codes<const BITS: u32>(x: &[f32], data: &mut [u8], noise: Option<&Noise>, scale: Scale, kernel: impl Kernel) {
     let group_bytes = GROUP * BITS as usize / 8;
     for (group, (some, data)) in x.chunks(GROUP).zip(data.chunks_mut(group_bytes)).enumerate() {
-        let len = some.len();
-        match (some.as_array::<GROUP>(), data.as_mut_array::<GROUP>()) {
-            (Some(x), Some(data)) if BITS == 8 => group_codes(x, scale, noise, group, data),
-            (x, _) => {
-                let (mut padded, mut codes) = ([0.0; GROUP], [0; GROUP]);
-                let x = match x {
-                    Some(x) => x,
-                    None => {
-                        padded[..len].copy_from_slice(some);
-                        &padded
-                    }
-                };
-                group_codes(x, scale, noise, group, &mut codes);
-                codes[len..].fill(0);
-                pack::<BITS>(&codes, data);
-            }
+        let (mut padded, mut unpacked) = ([0.0; GROUP], [0; GROUP]);
+        let x = some.as_array().unwrap_or_else(|| {
+            padded[..some.len()].copy_from_slice(some);
+            &padded
+        });
+        let in_place = BITS == 8 && data.len() == GROUP;
+        // Called in one place only, so that it becomes a part of this.
+        kernel(
+            x,
+            scale,
+            noise,
+            group,
+            if in_place { data.as_mut_array().expect("its length is right") } else { &mut unpacked },
+        );
+        if !in_place {
+            unpacked[some.len()..].fill(0);
+            pack::<BITS>(&unpacked, data);
         }
     }
 }
 
-/// Rounds 64 numbers to codes: up or down at random where there is noise for group number `group`, else to the nearest.
+/// The [`Kernel`] for any CPU.
 #[inline(always)]
-fn group_codes(x: &[f32; GROUP], scale: Scale, noise: Option<Noise>, group: usize, codes: &mut [u8; GROUP]) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if simd::avx2() {
-        // SAFETY: the CPU has AVX2.
-        #[allow(unsafe_code)]
-        return unsafe { super::codes::avx2(x, scale, noise, group, codes) };
-    }
-    portable_codes(x, scale, noise, group, codes);
-}
-
-/// Out of line, or parts of it would be worked out where AVX2 makes the codes.
-#[inline(never)]
-fn portable_codes(x: &[f32; GROUP], scale: Scale, noise: Option<Noise>, group: usize, codes: &mut [u8; GROUP]) {
+fn portable(x: &[f32; GROUP], scale: Scale, noise: Option<&Noise>, group: usize, codes: &mut [u8; GROUP]) {
     let mut v = x.map(|x| (x - scale.origin) / scale.step);
     if let Some(noise) = noise {
         let words = noise.group(group, domain::WEIGHTS);
@@ -137,12 +128,12 @@ fn portable_codes(x: &[f32; GROUP], scale: Scale, noise: Option<Noise>, group: u
             }
         }
     }
-    *codes = v.map(|v| (v + scale.offset).to_bits() as u8);
+    *codes = v.map(|v| (v + (scale.offset as f32 + WHOLE)).to_bits() as u8);
 }
 
 /// Rounding to nearest takes no noise.
 #[inline(always)]
-fn noise_for(rounding: Rounding, noise: Noise) -> Option<Noise> {
+fn noise_for(rounding: Rounding, noise: &Noise) -> Option<&Noise> {
     (rounding == Rounding::Stochastic).then_some(noise)
 }
 
@@ -189,41 +180,123 @@ fn decode_codes<const BITS: u32>(data: &[u8], out: &mut [f32], value: impl Fn(u8
     }
 }
 
-/// What is left of a row when its magnitude is beyond what a scale can hold.
-#[cold]
-#[inline(never)]
-fn limited(x: &[f32]) -> Option<Vec<f32>> {
-    x.iter().map(|x| x.is_finite().then(|| x.clamp(-LIMIT, LIMIT))).collect()
-}
-
-#[cold]
-#[inline(never)]
-fn poison(row: &mut [u8]) {
-    row.fill(0);
-    row[..2].copy_from_slice(&POISON.to_le_bytes());
-}
-
+/// Rounds a row of codes of a width, symmetric or affine. There is a function for each of the usual lengths, whose loops have
+/// no ends to look after.
 #[inline(always)]
-pub(super) fn encode_symmetric<const BITS: u32>(x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
+pub(super) fn encode<const BITS: u32, const AFFINE: bool>(
+    x: &[f32],
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+) {
+    match x.len() {
+        16 => encode_row::<BITS, AFFINE, 16>(x, rounding, noise, row),
+        32 => encode_row::<BITS, AFFINE, 32>(x, rounding, noise, row),
+        64 => encode_row::<BITS, AFFINE, 64>(x, rounding, noise, row),
+        128 => encode_row::<BITS, AFFINE, 128>(x, rounding, noise, row),
+        _ => encode_row::<BITS, AFFINE, 0>(x, rounding, noise, row),
+    }
+}
+
+/// `LEN` is the number of elements, or 0 where that is not one of the usual ones.
+#[inline(always)]
+fn encode_row<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    x: &[f32],
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use super::{codes, simd};
+        let level = simd::level();
+        if level.has_avx512() {
+            // SAFETY: the CPU has AVX-512.
+            #[allow(unsafe_code)]
+            return unsafe { codes::row_avx512::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
+        }
+        if level.has_avx2() {
+            // SAFETY: the CPU has AVX2.
+            #[allow(unsafe_code)]
+            return unsafe { codes::row_avx2::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
+        }
+    }
+    row_portable::<BITS, AFFINE, LEN>(x, rounding, noise, row);
+}
+
+#[inline(never)]
+fn row_portable<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    x: &[f32],
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+) {
+    encode_with::<BITS, AFFINE, LEN>(x, rounding, noise, row, portable);
+}
+
+/// [`encode_row`] by a kernel.
+#[inline(always)]
+pub(super) fn encode_with<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    x: &[f32],
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+    kernel: impl Kernel,
+) {
+    let bytes = if AFFINE { 4 } else { 2 } + (LEN * BITS as usize).div_ceil(8);
+    let (x, row) = if LEN > 0 { (&x[..LEN], &mut row[..bytes]) } else { (x, row) };
     let max = max_abs_bits(x);
     if max <= LIMIT.to_bits() {
-        return encode_symmetric_finite::<BITS>(x, f32::from_bits(max), rounding, noise, row);
+        return encode_finite::<BITS, AFFINE>(x, f32::from_bits(max), rounding, noise, row, kernel);
     }
-    match limited(x) {
-        Some(x) => encode_symmetric_finite::<BITS>(&x, LIMIT, rounding, noise, row),
-        None => poison(row),
+    encode_beyond::<BITS, AFFINE>(x, rounding, noise, row);
+}
+
+/// A row whose magnitude is beyond what a scale can hold.
+#[cold]
+#[inline(never)]
+fn encode_beyond<const BITS: u32, const AFFINE: bool>(x: &[f32], rounding: Rounding, noise: &Noise, row: &mut [u8]) {
+    let limited: Option<Vec<f32>> = x.iter().map(|x| x.is_finite().then(|| x.clamp(-LIMIT, LIMIT))).collect();
+    match limited {
+        Some(x) => encode_finite::<BITS, AFFINE>(&x, LIMIT, rounding, noise, row, portable),
+        None => {
+            row.fill(0);
+            row[..2].copy_from_slice(&POISON.to_le_bytes());
+        }
     }
 }
 
 #[inline(always)]
-fn encode_symmetric_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding, noise: Noise, row: &mut [u8]) {
+fn encode_finite<const BITS: u32, const AFFINE: bool>(
+    x: &[f32],
+    max: f32,
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+    kernel: impl Kernel,
+) {
+    match AFFINE {
+        true => encode_affine::<BITS>(x, max, rounding, noise, row, kernel),
+        false => encode_symmetric::<BITS>(x, max, rounding, noise, row, kernel),
+    }
+}
+
+#[inline(always)]
+fn encode_symmetric<const BITS: u32>(
+    x: &[f32],
+    max: f32,
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+    kernel: impl Kernel,
+) {
     let (head, data) = row.split_at_mut(2);
     let scale = symmetric_scale(max, largest(BITS) as f32);
     head.copy_from_slice(&scale.to_le_bytes());
     // All numbers of a row without a scale are zero.
     let (step, noise) = if scale == 0 { (1.0, None) } else { (widen(scale), noise_for(rounding, noise)) };
-    let offset = symmetric_offset::<BITS>() as f32 + WHOLE;
-    encode_codes::<BITS>(x, data, noise, Scale { origin: 0.0, step, offset });
+    let scale = Scale { origin: 0.0, step, offset: symmetric_offset::<BITS>() };
+    encode_codes::<BITS>(x, data, noise, scale, kernel);
 }
 
 /// Four-bit codes are stored with 8 added; bytes are two's complement.
@@ -244,19 +317,14 @@ pub(super) fn decode_symmetric<const BITS: u32>(row: &[u8], out: &mut [f32]) {
 }
 
 #[inline(always)]
-pub(super) fn encode_affine<const BITS: u32>(x: &[f32], rounding: Rounding, noise: Noise, row: &mut [u8]) {
-    let max = max_abs_bits(x);
-    if max <= LIMIT.to_bits() {
-        return encode_affine_finite::<BITS>(x, f32::from_bits(max), rounding, noise, row);
-    }
-    match limited(x) {
-        Some(x) => encode_affine_finite::<BITS>(&x, LIMIT, rounding, noise, row),
-        None => poison(row),
-    }
-}
-
-#[inline(always)]
-fn encode_affine_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding, noise: Noise, row: &mut [u8]) {
+fn encode_affine<const BITS: u32>(
+    x: &[f32],
+    max: f32,
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+    kernel: impl Kernel,
+) {
     if max == 0.0 {
         return row.fill(0);
     }
@@ -266,8 +334,8 @@ fn encode_affine_finite<const BITS: u32>(x: &[f32], max: f32, rounding: Rounding
     head[..2].copy_from_slice(&scale.to_le_bytes());
     head[2..].copy_from_slice(&zero.to_le_bytes());
     let s = widen(scale);
-    let origin = f32::from(zero) * s;
-    encode_codes::<BITS>(x, data, noise_for(rounding, noise), Scale { origin, step: s, offset: WHOLE });
+    let scale = Scale { origin: f32::from(zero) * s, step: s, offset: 0 };
+    encode_codes::<BITS>(x, data, noise_for(rounding, noise), scale, kernel);
 }
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Philox4x32-10, the counter-based generator behind all randomness (docs/NUMERICS.md, section 2).
 //!
-//! `unsafe` lives here because the compiler does not find the wide multiplication of AVX2 by itself, so it is written
-//! out; the function is only called after the CPU was asked for AVX2.
+//! `unsafe` lives here because the compiler does not find the wide multiplications of AVX2 and AVX-512 by itself, so they
+//! are written out; the functions are only called after the CPU was asked for them.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -41,7 +41,7 @@ pub fn blocks(first_block: u32, rest: [u32; 3], key: Key) -> [[u32; LANES]; 4] {
     let first: [u32; LANES] = std::array::from_fn(|lane| first_block.wrapping_add(lane as u32));
     let counters = [first, [rest[0]; LANES], [rest[1]; LANES], [rest[2]; LANES]];
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if simd::avx2() {
+    if simd::level().has_avx2() {
         // SAFETY: the CPU has AVX2.
         return unsafe { rounds_avx2(counters, key) };
     }
@@ -87,13 +87,36 @@ fn rounds_avx2(counters: [[u32; LANES]; 4], key: Key) -> [[u32; LANES]; 4] {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
 #[inline]
-pub(super) fn words_avx2(noise: Noise, group: usize, domain: u32) -> [std::arch::x86_64::__m256i; 4] {
+pub(super) fn words_avx2(noise: &Noise, group: usize, domain: u32) -> [std::arch::x86_64::__m256i; 4] {
     use std::arch::x86_64::*;
     let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     let first = _mm256_add_epi32(_mm256_set1_epi32((group * LANES) as i32), lanes);
     let rest = [noise.write_back as u32, (noise.write_back >> 32) as u32, noise.partition];
     let [second, third, fourth] = rest.map(|word| _mm256_set1_epi32(word as i32));
     vector_rounds([first, second, third, fourth], Key { seed: noise.seed, domain })
+}
+
+/// The same, each in the lower half of 64 bits; what is in the upper halves does not matter.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[inline]
+pub(super) fn words_avx512(noise: &Noise, group: usize, domain: u32) -> [std::arch::x86_64::__m512i; 4] {
+    use std::arch::x86_64::*;
+    let first = _mm512_add_epi64(_mm512_set1_epi64((group * LANES) as i64), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    let each = |word: u32| _mm512_set1_epi64(i64::from(word));
+    let [mut c0, mut c1, mut c2, mut c3] =
+        [first, each(noise.write_back as u32), each((noise.write_back >> 32) as u32), each(noise.partition)];
+    let (m0, m1) = (each(M0), each(M1));
+    let mut key = Key { seed: noise.seed, domain };
+    for _ in 0..ROUNDS {
+        let (p0, p1) = (_mm512_mul_epu32(c0, m0), _mm512_mul_epu32(c2, m1));
+        // Both exclusive ors at once.
+        c0 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c1, each(key.seed));
+        c2 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c3, each(key.domain));
+        (c1, c3) = (p1, p0);
+        key = key.next();
+    }
+    [c0, c1, c2, c3]
 }
 
 /// The instruction multiplies the lower halves of 64 bits, so lanes with even numbers and those with odd ones go through

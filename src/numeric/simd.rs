@@ -2,58 +2,89 @@
 //!
 //! Kernels are plain loops that the compiler vectorises. `dispatch!` compiles a loop twice, for AVX2 and
 //! for the build's baseline, and picks at run time. Both come from the same source and every operation is
-//! elementwise IEEE arithmetic, so the results are the same bits; the tests compare them anyway.
+//! elementwise IEEE arithmetic, so the results are the same bits; the tests compare them anyway. AVX-512 is used where
+//! it is written out (`codes.rs`): the loops wait for memory, and its wide accesses cross more cache lines.
 //!
-//! `unsafe` lives here because calling a function compiled for AVX2 is only sound on a CPU that has it.
+//! `unsafe` lives here because calling a function compiled for an instruction set is only sound on a CPU that has it.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+/// The instruction set in use. Only made of what this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Level(u8);
+
 const UNKNOWN: u8 = 0;
-const PORTABLE: u8 = 1;
-const AVX2: u8 = 2;
+const NAMES: [&str; 3] = ["portable", "avx2", "avx512"];
+
+impl Level {
+    const PORTABLE: Level = Level(1);
+    const AVX2: Level = Level(2);
+    const AVX512: Level = Level(3);
+
+    /// Whether AVX2 and what comes with it may be used.
+    #[inline(always)]
+    pub fn has_avx2(self) -> bool {
+        self >= Level::AVX2
+    }
+
+    /// Whether AVX-512 may be used, and AVX2.
+    #[inline(always)]
+    pub fn has_avx512(self) -> bool {
+        self >= Level::AVX512
+    }
+}
 
 static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether the AVX2 kernels run. `HOTROW_SIMD=portable` turns them off, to compare or to rule them out.
+/// The instruction set in use: the best there is, or what `HOTROW_SIMD` allows (`portable`, `avx2`, `avx512`), to compare
+/// or to rule one out.
 #[inline(always)]
-pub fn avx2() -> bool {
+pub fn level() -> Level {
     match LEVEL.load(Ordering::Relaxed) {
-        UNKNOWN => detect() == AVX2,
-        level => level == AVX2,
+        UNKNOWN => detect(),
+        level => Level(level),
     }
 }
 
 #[cold]
-fn detect() -> u8 {
-    let wanted = std::env::var_os("HOTROW_SIMD").is_none_or(|v| v != "portable");
-    let level = if wanted && has_avx2() { AVX2 } else { PORTABLE };
-    LEVEL.store(level, Ordering::Relaxed);
+fn detect() -> Level {
+    at_most(std::env::var("HOTROW_SIMD").ok().as_deref().unwrap_or_default())
+}
+
+/// Uses the best kernels that there are up to the named ones, for the whole process; or the best, if there is no such name.
+#[doc(hidden)]
+pub fn at_most(name: &str) -> Level {
+    let most = NAMES.iter().position(|&known| known == name).map_or(Level::AVX512, |at| Level(at as u8 + 1));
+    let level = most.min(best());
+    LEVEL.store(level.0, Ordering::Relaxed);
     level
 }
 
-fn has_avx2() -> bool {
+/// Asks for all that `dispatch!` and the kernels enable: a hypervisor may mask any of it.
+fn best() -> Level {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::is_x86_feature_detected as has;
-        // All that `dispatch!` and the kernels enable: a hypervisor may mask any of them.
-        has!("avx") && has!("avx2") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("popcnt")
+        let avx2 = has!("avx") && has!("avx2") && has!("fma") && has!("f16c");
+        let bits = has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("popcnt");
+        if !(avx2 && bits) {
+            return Level::PORTABLE;
+        }
+        match has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
+            true => Level::AVX512,
+            false => Level::AVX2,
+        }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     {
-        false
+        Level::PORTABLE
     }
-}
-
-/// Runs the portable kernels (`true`) or the best there are (`false`), for the whole process.
-#[doc(hidden)]
-pub fn force_portable(portable: bool) {
-    LEVEL.store(if portable { PORTABLE } else { UNKNOWN }, Ordering::Relaxed);
 }
 
 /// The name of the instruction set in use, for logs and reports.
 pub fn name() -> &'static str {
-    if avx2() { "avx2" } else { "portable" }
+    NAMES[level().0 as usize - 1]
 }
 
 /// Asks for the cache line at `address`. Any address will do, mapped or not.
@@ -111,25 +142,13 @@ pub fn prefetch_slice_early<T>(slice: &[T]) {
     prefetch_early(start.wrapping_add(bytes).wrapping_sub(1));
 }
 
-/// The instruction set in use, looked up once before a loop.
-#[derive(Clone, Copy)]
-pub struct Level {
-    avx2: bool,
-}
-
-/// The instruction set in use.
-#[inline(always)]
-pub fn level() -> Level {
-    Level { avx2: avx2() }
-}
-
 /// A bit for each of at most 32 elements that equals `wanted`. A mask, because what it says cannot be predicted:
 /// callers count with it rather than branch on it.
 #[inline(always)]
 pub fn matches(level: Level, elements: &[u32], wanted: u32) -> u32 {
     debug_assert!(elements.len() <= 32, "elements are counted in 32 bits");
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if level.avx2 {
+    if level.has_avx2() {
         // SAFETY: the CPU has AVX2, or there would be no such level.
         return unsafe {
             match elements.as_array::<32>() {
@@ -187,12 +206,12 @@ macro_rules! dispatch {
 
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             {
-                #[target_feature(enable = "avx,avx2,f16c,bmi1,bmi2,lzcnt,popcnt")]
+                #[target_feature(enable = "avx,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
                 #[allow(clippy::too_many_arguments)]
                 fn avx2 $(<$($life),+>)? ($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
 
-                if $crate::numeric::simd::avx2() {
-                    // SAFETY: `simd::avx2` has found all of these features on this CPU.
+                if $crate::numeric::simd::level().has_avx2() {
+                    // SAFETY: all of these features were found on this CPU.
                     #[allow(unsafe_code)]
                     return unsafe { avx2($($arg),*) };
                 }
@@ -213,7 +232,7 @@ mod tests {
             let elements: Vec<u32> = (0..len as u32).map(|i| 100 + i / 2).collect();
             for wanted in 99..102 + len as u32 {
                 let expected = elements.iter().enumerate().map(|(i, &e)| u32::from(e == wanted) << i).sum::<u32>();
-                for level in [level(), Level { avx2: false }] {
+                for level in (1..=best().0).map(Level) {
                     assert_eq!(matches(level, &elements, wanted), expected, "{wanted} among {len}");
                 }
             }

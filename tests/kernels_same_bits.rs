@@ -1,11 +1,11 @@
-//! The portable kernels give the bits of the AVX2 kernels. One test only: the switch is for the whole process.
-//! On a CPU without AVX2 it compares the portable kernels with themselves.
+//! The kernels for AVX2 and AVX-512 give the bits of the portable ones. One test only: the switch is for the whole process.
+//! On a CPU without these it compares the best that it has.
 
 mod reference;
 mod support;
 
 use hotrow::numeric::format::{decode_rows, encode_rows};
-use hotrow::numeric::simd::force_portable;
+use hotrow::numeric::simd::at_most;
 use hotrow::numeric::{Noise, WeightFormat};
 use hotrow::{Pull, Rounding};
 use support::bits;
@@ -16,7 +16,7 @@ use support::random::{Random, key};
 fn rows(dim: usize, seed: u64) -> Vec<f32> {
     let mut random = Random(seed);
     let mut all = Vec::new();
-    for range in [1.0, 1e-12, 1e-39, 1e30, f32::MAX, 0.0] {
+    for range in [1.0, 0.01, 1e-12, 1e-20, 1e-39, 1e3, 1e30, f32::MAX, 0.0] {
         all.extend(random.row(dim, range));
     }
     let mut mixed = random.numbers(dim);
@@ -71,17 +71,25 @@ fn workload() -> Vec<Outcome> {
 }
 
 #[test]
-fn portable_kernels_give_the_same_bits() {
+fn all_kernels_give_the_same_bits() {
+    let levels = ["portable", "avx2", "avx512"];
+    let at = |level: &str, dim: usize| {
+        at_most(level);
+        codes(dim)
+    };
     for dim in (1..=130).chain([4096]) {
-        force_portable(false);
-        let best = codes(dim);
-        force_portable(true);
-        assert_eq!(best, codes(dim), "dim {dim}");
+        let portable = at("portable", dim);
+        for level in &levels[1..] {
+            assert_eq!(at(level, dim), portable, "{level}, dim {dim}");
+        }
     }
-    force_portable(false);
-    let best = workload();
-    force_portable(true);
-    for ((best, portable), case) in best.into_iter().zip(workload()).zip(support::matrix()) {
-        assert_eq!(best, portable, "{case:?}");
+    let [portable, others @ ..] = levels.map(|level| {
+        at_most(level);
+        (level, workload())
+    });
+    for (level, outcomes) in others {
+        for ((outcome, expected), case) in outcomes.into_iter().zip(&portable.1).zip(support::matrix()) {
+            assert_eq!(outcome, *expected, "{level}, {case:?}");
+        }
     }
 }
