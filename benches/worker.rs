@@ -1,10 +1,11 @@
 //! One system to be compared with others, told by lines on standard input what to do (`benches/compare.py` starts it).
 //!
-//! `pull I` and `push I` work on batch I of the keys and print the seconds that it took; `sum I` prints the sum of the numbers
-//! that a pull gives; `quit` ends.
+//! `pull I N` and `push I N` work on N batches of the keys from batch I on, and then print the seconds that each took; `sum I 1`
+//! prints the sum of the numbers that a pull gives; `quit` ends. `benches/peers/protocol.py` says why it is so.
 
 mod common;
 
+use std::fmt::Write as _;
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -89,14 +90,16 @@ fn main() -> anyhow::Result<()> {
     let ready = serde_json::json!({"system": name.get_name(), "versions": versions, "settings": settings});
     say(format_args!("ready {ready}"))?;
 
-    let mut out = vec![0.0f32; args.batch * args.dim];
+    // On cache lines, as PyTorch's tensors are.
+    let mut out = Array::new((0..args.batch * args.dim).map(|_| 0.0f32));
+    let out = &mut out.as_mut()[..args.batch * args.dim];
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         if line == "quit" {
             break;
         }
-        match obey(&line, &mut *store, &batches, &gradients, &mut out) {
-            Ok(number) => say(format_args!("{number}"))?,
+        match obey(&line, &mut *store, &batches, &gradients, out) {
+            Ok(numbers) => say(format_args!("{numbers}"))?,
             Err(error) => say(format_args!("error {error:#}"))?,
         }
     }
@@ -114,25 +117,31 @@ fn read<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(path: &Path) -> anyhow:
     Ok(bytemuck::pod_collect_to_vec(&bytes))
 }
 
-/// What a line asks for: the seconds, or the sum.
+/// What a line asks for: the seconds of some batches, or the sums.
 fn obey(
     line: &str,
     store: &mut dyn Store,
     batches: &[&[u64]],
     gradients: &[f32],
     out: &mut [f32],
-) -> anyhow::Result<f64> {
-    let (what, number) = line.split_once(' ').with_context(|| format!("'{line}' is no order"))?;
-    let keys = batches[number.parse::<usize>()? % batches.len()];
-    store.prepare(keys);
-    let mut done = Ok(());
-    let time = match what {
-        "pull" | "sum" => seconds(|| done = store.pull(keys, out)),
-        "push" => seconds(|| done = store.push(keys, gradients)),
-        _ => bail!("'{line}' is no order"),
-    };
-    done?;
-    Ok(if what == "sum" { out.iter().map(|&x| f64::from(x)).sum() } else { time })
+) -> anyhow::Result<String> {
+    let [what, first, count] = line.split(' ').collect::<Vec<_>>()[..] else { bail!("'{line}' is no order") };
+    let (first, count): (usize, usize) = (first.parse()?, count.parse()?);
+    let mut answers = String::new();
+    for batch in first..first + count {
+        let keys = batches[batch % batches.len()];
+        store.prepare(keys);
+        let mut done = Ok(());
+        let time = match what {
+            "pull" | "sum" => seconds(|| done = store.pull(keys, out)),
+            "push" => seconds(|| done = store.push(keys, gradients)),
+            _ => bail!("'{line}' is no order"),
+        };
+        done?;
+        let answer = if what == "sum" { out.iter().map(|&x| f64::from(x)).sum() } else { time };
+        write!(answers, "{answer} ")?;
+    }
+    Ok(answers)
 }
 
 /// The system, ready, and how it is set.
@@ -300,7 +309,8 @@ impl Codec {
 
 impl Store for Codec {
     fn prepare(&mut self, keys: &[u64]) {
-        self.rows = initial_rows(keys, self.dim);
+        self.rows.clear();
+        self.rows.extend(initial_rows(keys, self.dim));
         self.encoded.resize(keys.len() * Codec::FORMAT.bytes(self.dim), 0);
         self.encode();
     }

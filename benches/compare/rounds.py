@@ -51,13 +51,13 @@ def check(worker: Worker, workload: Workload) -> None:
     tolerance = system.tolerance * numbers + 1e-6 * workload.sum(0)
     if "pull" in system.does:
         for batch in (0, 1):
-            compare(system, f"batch {batch}", worker.ask(f"sum {batch}")[0], workload.sum(batch), tolerance)
+            compare(system, f"batch {batch}", worker.ask("sum", batch)[0], workload.sum(batch), tolerance)
     if "push" in system.does:
-        worker.ask("push 0")
+        worker.ask("push", 0)
         if system.effect:
             # Every number is rounded once more; f32 has 24 bits.
             rounding = max(numbers * 0.01 * 2**-24, 1e-6)
-            [found], wanted = worker.ask("sum 0"), workload.sum_after_push(0, system.effect)
+            [found], wanted = worker.ask("sum", 0), workload.sum_after_push(0, system.effect)
             compare(system, "batch 0 after a push", found, wanted, rounding)
 
 
@@ -77,7 +77,7 @@ def measure(group: Group, workers: list[Worker], rounds: int, say: Callable[[str
             first = round % max(len(able), 1)
             for worker in able[first:] + able[:first]:
                 time.sleep(PAUSE)
-                seconds = worker.ask(*(f"{what} {round * TURN + at}" for at in range(TURN)))
+                seconds = worker.ask(what, round * TURN, TURN)
                 if round >= WARM_UP:
                     times[worker.system.name] += seconds[SETTLING:]
     return measured

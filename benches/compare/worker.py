@@ -1,4 +1,4 @@
-"""A worker process: one line each way."""
+"""A worker process: a line with orders, and one with answers."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Worker:
             raise Failed(f"{self.system.name} says {word!r} where it should say that it is ready")
         self.about = json.loads(about)
 
-    def ask(self, *lines: str) -> list[float]:
-        """All at once: the worker goes on with the next line at once, as a system in use does."""
+    def ask(self, what: str, first: int, count: int = 1) -> list[float]:
+        """So many batches, one right after the other, as a system in use has them."""
         assert self.process.stdin is not None
         try:
-            print(*lines, sep="\n", file=self.process.stdin, flush=True)
+            print(what, first, count, file=self.process.stdin, flush=True)
         except BrokenPipeError:
             pass  # its answer says how it ended
-        return [float(self.answer()) for _ in lines]
+        return [float(number) for number in self.answer().split()]
 
     def end(self, seconds: float = 30) -> None:
         """By asking, then by signals to its whole group."""

@@ -1,7 +1,9 @@
 """What the workers have in common: their arguments, the table's numbers, and one line each way.
 
-A worker says `ready JSON` when its server holds all rows. Then it is told `pull I` or `push I`, does that with batch I,
-and answers the seconds; `sum I` answers the sum of what batch I's pull brings; `quit` ends it and its server.
+A worker says `ready JSON` when its server holds all rows. Then it is told `pull I N` or `push I N`, does that with N batches
+from batch I on, and answers their seconds on one line when it has done all of them: whoever reads that would otherwise
+be woken on a core that the next batch needs. `sum I 1` answers the sum of what batch I's pull brings; `quit` ends it and
+its server.
 """
 
 from __future__ import annotations
@@ -104,17 +106,17 @@ def serve(worker: Worker, ready: str) -> None:
     """Does what it is told until `quit` or the end of the input."""
     print("ready", ready, flush=True)
     for line in sys.stdin:
-        word, _, number = line.strip().partition(" ")
+        word, *numbers = line.split()
         if word == "quit":
             return
-        if word == "sum":
-            print(repr(float(worker.sum(int(number)))), flush=True)
-            continue
-        work = {"pull": worker.pull, "push": worker.push}.get(word)
-        if work is None:
+        work = {"pull": worker.pull, "push": worker.push, "sum": worker.sum}.get(word)
+        if work is None or len(numbers) != 2:
             print(f"error not understood: {line.strip()}", flush=True)
             continue
-        print(f"{timed(work, int(number)):.9f}", flush=True)
+        first, count = map(int, numbers)
+        batches = range(first, first + count)
+        answers = [repr(float(worker.sum(i))) if word == "sum" else f"{timed(work, i):.9f}" for i in batches]
+        print(*answers, flush=True)
 
 
 def timed(work: Callable[[int], float | None], batch: int) -> float:

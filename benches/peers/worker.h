@@ -1,4 +1,4 @@
-/* What the workers in C have in common: arguments, the table's numbers, and one line each way. */
+/* What the workers in C have in common: arguments, the table's numbers, and one line each way (see protocol.py). */
 #ifndef WORKER_H
 #define WORKER_H
 
@@ -90,32 +90,35 @@ static double seconds(void) {
 
 static int serve(const struct task *task) {
     char line[256], word[16];
-    unsigned long batch;
+    unsigned long first, count;
     float *out = calloc(task->batch * task->dim, sizeof *out);
     fill_table(task);
     printf("ready %s\n", task->ready);
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         if (!strncmp(line, "quit", 4)) return 0;
-        if (sscanf(line, "%15s %lu", word, &batch) != 2) fail("not understood", line);
-        const uint64_t *keys = task->keys + batch % task->batches * task->batch;
-        double begun = seconds();
-        if (!strcmp(word, "pull")) {
-            pull(task, keys, out);
-            printf("%.9f\n", seconds() - begun);
-        } else if (!strcmp(word, "push")) {
-            push(task, keys, task->gradients);
-            printf("%.9f\n", seconds() - begun);
-        } else if (!strcmp(word, "sum")) {
-            double sum = 0;
-            /* What an earlier pull left must not pass for an answer. */
-            memset(out, 0, task->batch * task->dim * sizeof *out);
-            pull(task, keys, out);
-            for (size_t i = 0; i < task->batch * task->dim; i++) sum += out[i];
-            printf("%.17g\n", sum);
-        } else {
-            fail("not understood", line);
+        if (sscanf(line, "%15s %lu %lu", word, &first, &count) != 3) fail("not understood", line);
+        for (size_t batch = first; batch < first + count; batch++) {
+            const uint64_t *keys = task->keys + batch % task->batches * task->batch;
+            double begun = seconds();
+            if (!strcmp(word, "pull")) {
+                pull(task, keys, out);
+                printf("%.9f ", seconds() - begun);
+            } else if (!strcmp(word, "push")) {
+                push(task, keys, task->gradients);
+                printf("%.9f ", seconds() - begun);
+            } else if (!strcmp(word, "sum")) {
+                double sum = 0;
+                /* What an earlier pull left must not pass for an answer. */
+                memset(out, 0, task->batch * task->dim * sizeof *out);
+                pull(task, keys, out);
+                for (size_t i = 0; i < task->batch * task->dim; i++) sum += out[i];
+                printf("%.17g ", sum);
+            } else {
+                fail("not understood", line);
+            }
         }
+        printf("\n");
         fflush(stdout);
     }
     return 0;

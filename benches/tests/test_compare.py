@@ -93,7 +93,7 @@ def test_who_does_not_do_the_work_is_found(workload: Workload, stand_in: list[st
             else:
                 with pytest.raises(Failed, match=wrong[name]):
                     check(worker, workload)
-                    worker.ask("pull 0")
+                    worker.ask("pull", 0)
     finally:
         for worker in workers.values():
             worker.end()
