@@ -22,6 +22,9 @@ test: lint ## lint, all tests, and the sanitizer over the unsafe code (what CI r
 	@$(MAKE) --no-print-directory sanitize
 	@echo "== make test: all passed"
 
+# Many programs: each compiled as a whole would take longer than the tests.
+test-long: export CARGO_PROFILE_RELEASE_LTO = off
+test-long: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS = 16
 test-long: ## the same properties with twenty times the cases, and the sanitizer over every test
 	@echo "== all tests, 20 times the cases"
 	HOTROW_TEST_SCALE=20 $(CARGO) test --locked --release --workspace

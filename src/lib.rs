@@ -48,7 +48,6 @@ mod cache;
 pub mod cli;
 pub mod client;
 pub mod cluster;
-mod cork;
 pub mod durability;
 mod engine;
 mod error;

@@ -146,12 +146,6 @@ impl HostPool {
 }
 
 impl HostPool {
-    /// Where the weights of a slot are, only to ask for the memory.
-    #[inline(always)]
-    pub fn address(&self, slot: u32) -> *const u8 {
-        self.weights.start.as_ptr().wrapping_add(slot as usize * self.weights.len).cast()
-    }
-
     /// Asks early for the memory of a slot.
     #[inline(always)]
     pub fn approach(&self, slot: u32) {

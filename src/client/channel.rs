@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use http::HeaderValue;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, UnixStream};
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
@@ -15,7 +12,6 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::credentials::Credentials;
 use super::error::{Error, Result};
-use crate::cork::Cork;
 use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto::admin_client::AdminClient;
 use crate::proto::data_client::DataClient;
@@ -39,6 +35,7 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
     let mut endpoint = Endpoint::from_shared(uri)
         .map_err(|e| bad(e.to_string()))?
         .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true)
         .max_frame_size(FRAME)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(4 * WINDOW)
@@ -49,7 +46,7 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
         let path = path.trim_start_matches("//").to_string();
         return Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(|io| TokioIo::new(Cork::new(io))) }
+            async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
         })));
     }
     if endpoint.uri().port().is_none() {
@@ -58,11 +55,7 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
     }
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    let corked = |io: TokioIo<TcpStream>| TokioIo::new(Cork::new(io.into_inner()));
-    Ok(endpoint.connect_with_connector_lazy(tcp.map_response(corked)))
+    Ok(endpoint.connect_lazy())
 }
 
 /// Several connections to one shard, taken in turn: one connection is one thread's work at either end.

@@ -258,15 +258,10 @@ dispatch! {
 #[inline(always)]
 fn find_keys<'a, const HASHED: bool, const CACHED: bool>(held: &Held<'a>, keys: &[u64], block: &mut Block<'a>) {
     let level = simd::level();
-    let (slots, slot_bytes) = match &held.table.slots {
-        Some(Slots::Host(pool)) => (pool.address(0), 4 * held.table.dim()),
-        _ => (held.views.as_ptr().cast(), 0),
-    };
-    // As often for a slot as for a row, at steps that leave out no line of either.
-    let lines = |bytes: usize| bytes.div_ceil(64) + usize::from(!bytes.is_multiple_of(64));
-    let lines = lines(held.stride).max(lines(slot_bytes));
-    let step = |bytes: usize| bytes.saturating_sub(1).div_ceil(lines.max(2) - 1).min(64);
-    let (slot_step, row_step) = (step(slot_bytes), step(held.stride));
+    // Cached rows are asked for when they are gathered: there is nothing to ask for here, so any memory will do that is near.
+    let near = held.views.as_ptr().cast::<u8>();
+    // The line more that some rows lie on costs less than asking for it every time.
+    let lines = held.stride.div_ceil(64);
     for (place, &key) in block.places.iter_mut().zip(keys).take(SETS_AHEAD) {
         *place = held.approach::<HASHED, CACHED>(key);
     }
@@ -287,15 +282,12 @@ fn find_keys<'a, const HASHED: bool, const CACHED: bool>(held: &Held<'a>, keys: 
         cached += usize::from(way != 0);
         others += usize::from(way == 0);
         let (row, stored) = held.addresses::<HASHED>(place.partition, row);
-        let slot = slots.wrapping_add(slot as usize * slot_bytes);
-        let mut at = select_unpredictable(way != 0, slot, row);
-        let step = select_unpredictable(way != 0, slot_step, row_step);
         if let Some(stored) = stored {
-            simd::prefetch_early(select_unpredictable(way != 0, slot, stored));
+            simd::prefetch_early(select_unpredictable(way != 0, near, stored));
         }
-        for _ in 0..lines {
-            simd::prefetch_early(at);
-            at = at.wrapping_add(step);
+        let row = select_unpredictable(way != 0, near, row);
+        for line in 0..lines {
+            simd::prefetch_early(row.wrapping_add(64 * line));
         }
     }
     (block.cached, block.others) = (cached, others);
@@ -335,12 +327,33 @@ dispatch! {
         scratch: &mut Vec<f32>,
         out: &mut [u8]
     ) {
-        let bytes = format.bytes(held.table.dim());
-        scratch.resize(held.table.dim(), 0.0);
-        for number in 0..block.others {
-            let other = block.other(held, number);
-            read_as(format, held, other, keys, scratch, &mut out[other.key as usize * bytes..][..bytes]);
+        use WeightFormat::Int8Symmetric as Int8;
+        match (format, held.table.dim()) {
+            (Int8, 16) => encode_rows::<16>(Int8, held, keys, block, scratch, out),
+            (Int8, 32) => encode_rows::<32>(Int8, held, keys, block, scratch, out),
+            (Int8, 64) => encode_rows::<64>(Int8, held, keys, block, scratch, out),
+            (Int8, 128) => encode_rows::<128>(Int8, held, keys, block, scratch, out),
+            _ => encode_rows::<0>(format, held, keys, block, scratch, out),
         }
+    }
+}
+
+/// `DIM` is as in [`read_rows`]: rows of a known size are copied without calling `memcpy`, which costs as much as the copy.
+#[inline(always)]
+fn encode_rows<const DIM: usize>(
+    format: WeightFormat,
+    held: &Held<'_>,
+    keys: &[u64],
+    block: &Block<'_>,
+    scratch: &mut Vec<f32>,
+    out: &mut [u8],
+) {
+    let dim = if DIM > 0 { DIM } else { held.table.dim() };
+    let bytes = format.bytes(dim);
+    scratch.resize(dim, 0.0);
+    for number in 0..block.others {
+        let other = block.other(held, number);
+        read_as(format, held, other, keys, scratch, &mut out[other.key as usize * bytes..][..bytes]);
     }
 }
 
@@ -411,7 +424,31 @@ pub struct Bags<'a> {
     pub mean: bool,
 }
 
-impl Bags<'_> {
+impl<'a> Bags<'a> {
+    /// These bags in runs of whole ones, of up to so many keys and bags each, but at least one bag.
+    pub fn runs(self, most: usize) -> impl Iterator<Item = Bags<'a>> {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let rest = &self.offsets[first..];
+            let base = *rest.first()?;
+            let full = |&&offset: &&u64| offset - base < most as u64;
+            let count = rest.iter().take_while(full).take(most).count().max(1);
+            // The last that begins within the limit may end beyond it.
+            let fits = self.end_of(first + count - 1) - (base - self.base) as usize <= most;
+            let count = if fits { count } else { (count - 1).max(1) };
+            let keys = (base - self.base) as usize..self.end_of(first + count - 1);
+            let run = Bags {
+                keys: &self.keys[keys.clone()],
+                weights: self.weights.map(|weights| &weights[keys]),
+                offsets: &rest[..count],
+                base,
+                mean: self.mean,
+            };
+            first += count;
+            Some(run)
+        })
+    }
+
     /// Where a bag ends among the keys.
     #[inline(always)]
     fn end_of(&self, bag: usize) -> usize {
@@ -452,11 +489,18 @@ thread_local! {
 }
 
 /// Reads bags as one row each: cached rows first, in order, then the others, in order. Returns how many were cached.
-pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, out: &mut [f32]) -> u64 {
-    WORK.with_borrow_mut(|work| {
-        work.row.resize(held.table.dim(), 0.0);
-        read_pooled(held, bags, out, work)
-    })
+pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, mut out: &mut [f32]) -> u64 {
+    let dim = held.table.dim();
+    let run_into = |run: Bags<'_>| {
+        let (mine, rest) = std::mem::take(&mut out).split_at_mut(run.offsets.len() * dim);
+        out = rest;
+        WORK.with_borrow_mut(|work| {
+            work.row.resize(dim, 0.0);
+            read_pooled(held, &run, mine, work)
+        })
+    };
+    // So few that their rows are still near when all of them have been asked for.
+    bags.runs(BLOCK).map(run_into).sum()
 }
 
 dispatch! {
@@ -528,14 +572,14 @@ dispatch! {
     /// Adds those rows to what the bags have of cached rows.
     pub fn finish_bags(bags: &Bags<'_>, found: &FoundBags, rows: &[f32], dim: usize, out: &mut [f32]) {
         for (&other, row) in found.others.iter().zip(rows.chunks_exact(dim)) {
-            add_other(bags, other, row, out);
+            add_other(bags, other, row, &mut out[other.bag as usize * dim..][..dim]);
         }
         divide(bags, dim, out);
     }
 }
 
-/// Adds rows that are not in the cache to their bags. `DIM` is the number of weights where that is a usual one, or 0.
-/// `scratch` has room for a row.
+/// Adds rows that are not in the cache to their bags. `DIM` is the number of weights where that is a usual one, or 0: the sum
+/// of a bag whose length is known stays in registers. `scratch` has room for a row.
 #[inline(always)]
 fn add_others<const DIM: usize>(
     held: &Held<'_>,
@@ -545,27 +589,38 @@ fn add_others<const DIM: usize>(
     out: &mut [f32],
 ) {
     let dim = if DIM > 0 { DIM } else { held.table.dim() };
-    for (number, &other) in others.iter().enumerate() {
-        if let Some(ahead) = others.get(number + ROWS_AHEAD) {
-            held.prefetch(ahead.partition, ahead.row);
-        }
-        let row = match held.exact(other.partition, other.row) {
-            Some(row) => &row[..dim],
-            None => {
-                held.read(bags.keys[other.key as usize], other.partition, other.row, &mut scratch[..dim]);
-                &scratch[..dim]
+    let mut number = 0;
+    for of_bag in others.chunk_by(|a, b| a.bag == b.bag) {
+        let out = &mut out[of_bag[0].bag as usize * dim..][..dim];
+        let mut known = [0.0; DIM];
+        known.copy_from_slice(&out[..DIM]);
+        for &other in of_bag {
+            if let Some(ahead) = others.get(number + ROWS_AHEAD) {
+                held.prefetch(ahead.partition, ahead.row);
             }
-        };
-        add_other(bags, other, row, out);
+            number += 1;
+            let row = match held.exact(other.partition, other.row) {
+                Some(row) => &row[..dim],
+                None => {
+                    held.read(bags.keys[other.key as usize], other.partition, other.row, &mut scratch[..dim]);
+                    &scratch[..dim]
+                }
+            };
+            match row.as_array::<DIM>() {
+                Some(row) if DIM > 0 => add_other(bags, other, row, &mut known),
+                _ => add_other(bags, other, row, out),
+            }
+        }
+        out[..DIM].copy_from_slice(&known);
     }
 }
 
+/// Adds a row, times its factor if it has one.
 #[inline(always)]
-fn add_other(bags: &Bags<'_>, other: Other, row: &[f32], out: &mut [f32]) {
-    let out = &mut out[other.bag as usize * row.len()..][..row.len()];
+fn add_other(bags: &Bags<'_>, other: Other, row: &[f32], sum: &mut [f32]) {
     match bags.weights {
-        Some(weights) => out.iter_mut().zip(row).for_each(|(out, w)| *out += weights[other.key as usize] * w),
-        None => out.iter_mut().zip(row).for_each(|(out, w)| *out += w),
+        Some(weights) => sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += weights[other.key as usize] * w),
+        None => sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += w),
     }
 }
 
@@ -688,5 +743,39 @@ pub fn digest(partition: &Partition, tables: &[std::sync::Arc<Table>], mut write
         // SAFETY: `partition` is borrowed from its read guard, and the slots are of its part.
         unsafe { pool.read(&slots, &mut rows) };
         write(bytemuck::cast_slice(&rows));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn runs_are_all_bags_whole_and_in_order(
+            sizes in prop::collection::vec(prop_oneof![Just(0usize), 1usize..9, 20usize..40], 0..40),
+            most in 1usize..30,
+        ) {
+            let offsets: Vec<u64> =
+                sizes.iter().scan(0, |end, &size| Some(std::mem::replace(end, *end + size as u64))).collect();
+            let keys: Vec<u64> = (0..sizes.iter().sum::<usize>() as u64).collect();
+            let weights: Vec<f32> = keys.iter().map(|&key| key as f32).collect();
+            let bags = Bags { keys: &keys, weights: Some(&weights), offsets: &offsets, base: 0, mean: false };
+            let (mut seen_keys, mut seen_sizes) = (Vec::new(), Vec::new());
+            for run in bags.runs(most) {
+                prop_assert!(run.keys.len() <= most || run.offsets.len() == 1);
+                prop_assert!(run.weights.is_some_and(|weights| weights.iter().zip(run.keys).all(|(&w, &k)| w == k as f32)));
+                let mut start = 0;
+                for bag in 0..run.offsets.len() {
+                    seen_sizes.push(run.end_of(bag) - start);
+                    start = run.end_of(bag);
+                }
+                seen_keys.extend_from_slice(run.keys);
+            }
+            prop_assert_eq!(seen_keys, keys);
+            prop_assert_eq!(seen_sizes, sizes);
+        }
     }
 }

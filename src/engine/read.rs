@@ -134,24 +134,10 @@ impl Engine {
 
         let mut jobs = Vec::new();
         for (held, pull) in held.iter().zip(pulls) {
-            let mut first = 0;
-            while first < pull.offsets.len() {
-                // As many bags as make a job, and at least one.
-                let base = pull.offsets[first];
-                let full = |&&offset: &&u64| offset - base < JOB_ROWS as u64;
-                let bags = pull.offsets[first..].iter().take_while(full).take(JOB_ROWS).count().max(1);
-                let end = pull.offsets.get(first + bags).map_or(pull.keys.len(), |&end| end as usize);
-                let range = base as usize..end;
-                let bags_here = Bags {
-                    keys: &pull.keys[range.clone()],
-                    weights: pull.weights.map(|weights| &weights[range]),
-                    offsets: &pull.offsets[first..first + bags],
-                    base,
-                    mean: pull.pooling == Pooling::Mean,
-                };
-                jobs.push((held, bags_here));
-                first += bags;
-            }
+            let &PooledPull { keys, weights, offsets, .. } = pull;
+            // Offsets were checked to begin with 0.
+            let bags = Bags { keys, weights, offsets, base: 0, mean: pull.pooling == Pooling::Mean };
+            jobs.extend(bags.runs(JOB_ROWS).map(|bags| (held, bags)));
         }
         if let Some(slots) = tables.iter().find_map(|table| table.cuda()) {
             let dims = jobs.iter().map(|(held, bags)| (held.table.dim(), bags.offsets.len())).collect::<Vec<_>>();

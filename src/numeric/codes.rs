@@ -2,7 +2,7 @@
 //!
 //! `unsafe` lives here because the compiler takes the numbers of neighbouring vectors apart and puts them together again
 //! where the loop in `integer.rs` is compiled; so it is written out. Every step gives the bits of the loop's. The functions
-//! are only called after the CPU was asked for these instructions.
+//! are only called after the CPU was asked for these instructions (`simd.rs`).
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -11,10 +11,29 @@ use std::ops::RangeInclusive;
 use super::Rounding;
 use super::integer::{GROUP, Scale, encode_with};
 use super::philox::{self, Noise, domain};
+use super::simd;
 
-/// `encode_row` in `integer.rs`.
+/// Rounds a row, as [`encode_with`] does, unless this CPU has no such instructions.
+#[inline(always)]
+pub fn encode_row<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    x: &[f32],
+    rounding: Rounding,
+    noise: &Noise,
+    row: &mut [u8],
+) -> bool {
+    let level = simd::level();
+    if level.has_avx512() {
+        // SAFETY: the CPU has AVX-512.
+        unsafe { row_avx512::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
+    } else if level.has_avx2() {
+        // SAFETY: the CPU has AVX2.
+        unsafe { row_avx2::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
+    }
+    level.has_avx2()
+}
+
 #[target_feature(enable = "avx2,fma")]
-pub fn row_avx2<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+fn row_avx2<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     x: &[f32],
     rounding: Rounding,
     noise: &Noise,
@@ -36,9 +55,8 @@ fn dividing_avx2(x: &[f32; GROUP], scale: Scale, noise: Option<&Noise>, group: u
     avx2::<8, true, 0, true>(x, scale, noise, group, codes);
 }
 
-/// The same by AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub fn row_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+fn row_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     x: &[f32],
     rounding: Rounding,
     noise: &Noise,

@@ -207,19 +207,8 @@ fn encode_row<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     row: &mut [u8],
 ) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use super::{codes, simd};
-        let level = simd::level();
-        if level.has_avx512() {
-            // SAFETY: the CPU has AVX-512.
-            #[allow(unsafe_code)]
-            return unsafe { codes::row_avx512::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
-        }
-        if level.has_avx2() {
-            // SAFETY: the CPU has AVX2.
-            #[allow(unsafe_code)]
-            return unsafe { codes::row_avx2::<BITS, AFFINE, LEN>(x, rounding, noise, row) };
-        }
+    if super::codes::encode_row::<BITS, AFFINE, LEN>(x, rounding, noise, row) {
+        return;
     }
     row_portable::<BITS, AFFINE, LEN>(x, rounding, noise, row);
 }

@@ -116,7 +116,6 @@ impl<S> Service<Request<Body>> for Gate<S>
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send,
-    S::Error: Send,
 {
     type Response = Response<Body>;
     type Error = S::Error;
@@ -145,12 +144,9 @@ where
                     return Ok(status.into_http());
                 }
             };
-            let mut answer = std::pin::pin!(inner.call(request));
-            let response = match (futures_util::poll!(&mut answer), deadline.0) {
-                // Most are answered at once, and setting a timer wakes whoever waits for timers.
-                (Poll::Ready(response), _) => response?,
-                (Poll::Pending, None) => answer.await?,
-                (Poll::Pending, Some(deadline)) => match tokio::time::timeout_at(deadline.into(), answer).await {
+            let response = match deadline.0 {
+                None => inner.call(request).await?,
+                Some(deadline) => match tokio::time::timeout_at(deadline.into(), inner.call(request)).await {
                     Ok(response) => response?,
                     Err(_) => Status::deadline_exceeded("the deadline passed before there was an answer").into_http(),
                 },

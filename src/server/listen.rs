@@ -17,7 +17,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::reload::Reloaded;
-use crate::cork::Cork;
 
 /// A peer that does not finish its handshake in this time is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -120,7 +119,7 @@ impl Listeners {
     }
 }
 
-impl Connected for Cork<Connection> {
+impl Connected for Connection {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}

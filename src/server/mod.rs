@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use dashmap::DashMap;
-use futures_util::TryStreamExt as _;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -48,7 +47,6 @@ use self::shard::Shard;
 use self::tables::TablesService;
 use crate::cache::cuda::DeviceInfo;
 use crate::client::Credentials;
-use crate::cork::Cork;
 use crate::engine::Engine;
 use crate::proto;
 use crate::proto::admin_server::AdminServer;
@@ -320,7 +318,7 @@ async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, li
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
-        .serve_with_incoming_shutdown(connections.map_ok(Cork::new), ending)
+        .serve_with_incoming_shutdown(connections, ending)
         .await?;
     Ok(())
 }
