@@ -185,23 +185,24 @@ impl Block<'_> {
         (&self.slots[..self.cached], &self.slots_to[..self.cached])
     }
 
-    /// One of the keys that are not cached. The row of one further on is asked for.
+    /// One of the keys that are not cached.
     #[inline(always)]
-    fn other(&self, held: &Held<'_>, number: usize) -> Other {
-        if number == 0 {
-            (1..self.others.min(ROWS_AHEAD)).for_each(|number| self.ask(held, number));
-        }
-        if number + ROWS_AHEAD < self.others {
-            self.ask(held, number + ROWS_AHEAD);
-        }
-        let to = self.rows_to[number];
-        Other { key: to, bag: 0, partition: self.places[to as usize % BLOCK].partition, row: self.rows[number] }
+    fn other(&self, number: usize) -> Other {
+        let to = self.rows_to[number % BLOCK];
+        Other { key: to, bag: 0, partition: self.places[to as usize % BLOCK].partition, row: self.rows[number % BLOCK] }
     }
 
+    /// The next to be read of the keys that are not cached. The row of one further on is asked for.
     #[inline(always)]
-    fn ask(&self, held: &Held<'_>, number: usize) {
-        let to = self.rows_to[number % BLOCK] as usize % BLOCK;
-        held.prefetch(self.places[to].partition, self.rows[number % BLOCK]);
+    fn next_other(&self, held: &Held<'_>, number: usize) -> Other {
+        let ask = |Other { partition, row, .. }| held.prefetch(partition, row);
+        if number == 0 {
+            (1..self.others.min(ROWS_AHEAD)).for_each(|number| ask(self.other(number)));
+        }
+        if number + ROWS_AHEAD < self.others {
+            ask(self.other(number + ROWS_AHEAD));
+        }
+        self.other(number)
     }
 }
 
@@ -311,7 +312,7 @@ dispatch! {
 fn read_rows<const DIM: usize>(held: &Held<'_>, keys: &[u64], block: &Block<'_>, out: &mut [f32]) {
     let dim = if DIM > 0 { DIM } else { held.table.dim() };
     for number in 0..block.others {
-        let other = block.other(held, number);
+        let other = block.next_other(held, number);
         let i = other.key as usize;
         held.read(keys[i], other.partition, other.row, &mut out[i * dim..][..dim]);
     }
@@ -352,7 +353,7 @@ fn encode_rows<const DIM: usize>(
     let bytes = format.bytes(dim);
     scratch.resize(dim, 0.0);
     for number in 0..block.others {
-        let other = block.other(held, number);
+        let other = block.next_other(held, number);
         read_as(format, held, other, keys, scratch, &mut out[other.key as usize * bytes..][..bytes]);
     }
 }
@@ -390,7 +391,7 @@ pub fn find(held: &Held<'_>, keys: &[u64]) -> Found {
         find_block(held, keys, &mut block);
         let (slots, to) = block.cached();
         found.cached.extend(slots.iter().zip(to).map(|(&slot, &to)| (slot, first + to)));
-        let others = (0..block.others).map(|number| block.other(held, number));
+        let others = (0..block.others).map(|number| block.other(number));
         found.others.extend(others.map(|other| Other { key: first + other.key, ..other }));
     }
     found
@@ -548,7 +549,7 @@ pub fn find_bags(held: &Held<'_>, bags: &Bags<'_>, found: &mut FoundBags) {
         if let Some(weights) = bags.weights {
             found.slot_factors.extend(to.iter().map(|&to| weights[first + to as usize]));
         }
-        let others = (0..block.others).map(|number| block.other(held, number));
+        let others = (0..block.others).map(|number| block.other(number));
         found.others.extend(others.map(|other| Other {
             key: first as u32 + other.key,
             bag: bag_of[other.key as usize],
