@@ -13,7 +13,7 @@ from .results import Results
 
 EXAMPLES = """\
 examples (from benches/, with the Python that `python/environment bench` prints):
-  python -m report                          # everything: about half an hour
+  python -m report                          # everything: about an hour with its builds
   python -m report --steps compare,latency  # only these again; the results of the others stay
   python -m report --quick --out /tmp/try   # does it work at all?
   python -m report --report                 # only the page and the plots, from the results that are there
