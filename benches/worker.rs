@@ -90,9 +90,10 @@ fn main() -> anyhow::Result<()> {
     let ready = serde_json::json!({"system": name.get_name(), "versions": versions, "settings": settings});
     say(format_args!("ready {ready}"))?;
 
-    // On cache lines, as PyTorch's tensors are.
-    let mut out = Array::new((0..args.batch * args.dim).map(|_| 0.0f32));
-    let out = &mut out.as_mut()[..args.batch * args.dim];
+    // On cache lines, as PyTorch's tensors are, and on ordinary pages, as theirs.
+    let mut memory = vec![0.0f32; args.batch * args.dim + 16];
+    let start = memory.as_ptr().align_offset(64);
+    let out = &mut memory[start..][..args.batch * args.dim];
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         if line == "quit" {
