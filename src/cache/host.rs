@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use super::{Gradients, Pool, RoundingError, RowLayout, WriteBack};
 use crate::memory::{Mapping, Region};
 use crate::numeric::simd::{self, dispatch};
-use crate::numeric::{Noise, Rule, WeightFormat};
+use crate::numeric::{Noise, Rule};
 
 /// How many rows ahead to prefetch.
 const AHEAD: usize = 8;
@@ -108,10 +108,12 @@ impl HostPool {
         assert!(slot < self.slots, "slot {slot} is not one of {}", self.slots);
     }
 
+    /// The weights of a slot.
+    ///
     /// # Safety
     /// The caller holds the slot's partition lock, shared or exclusive.
     #[inline(always)]
-    unsafe fn weights(&self, slot: u32) -> &[f32] {
+    pub unsafe fn weights(&self, slot: u32) -> &[f32] {
         self.check(slot);
         // SAFETY: the slot was checked; the lock is the caller's.
         unsafe { self.weights.get(slot) }
@@ -146,27 +148,17 @@ impl HostPool {
 }
 
 impl HostPool {
+    /// Where the weights of a slot are, or would be: only to ask for the memory.
+    #[inline(always)]
+    pub fn address(&self, slot: u32) -> *const u8 {
+        self.weights.start.as_ptr().wrapping_add(slot as usize * self.weights.len).cast()
+    }
+
     /// Asks early for the memory of a slot.
     #[inline(always)]
     pub fn approach(&self, slot: u32) {
         self.weights.approach(slot);
         self.state.approach(slot);
-    }
-
-    /// Rounds the weights of `slots[i]` to the nearest, into row `to[i]` of `out`.
-    ///
-    /// # Safety
-    /// See [`Pool`]; shared locks will do.
-    pub unsafe fn encode(&self, format: WeightFormat, slots: &[u32], to: &[u32], out: &mut [u8]) {
-        encode(self, format, slots, to, out);
-    }
-
-    /// Copies the weights of `slots[i]` to row `to[i]` of `out`.
-    ///
-    /// # Safety
-    /// See [`Pool`]; shared locks will do.
-    pub unsafe fn gather(&self, slots: &[u32], to: &[u32], out: &mut [f32]) {
-        gather(self, slots, to, out);
     }
 
     /// Adds the weights of `slots[i]`, times `scales[i]` where given, to row `bags[i]` of `out`, in order.
@@ -258,52 +250,6 @@ impl Pool for HostPool {
 // name, whose caller has promised to hold the locks.
 
 dispatch! {
-    fn gather(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
-        match pool.layout.dim {
-            16 => gather_rows::<16>(pool, slots, to, out),
-            32 => gather_rows::<32>(pool, slots, to, out),
-            64 => gather_rows::<64>(pool, slots, to, out),
-            128 => gather_rows::<128>(pool, slots, to, out),
-            _ => gather_rows::<0>(pool, slots, to, out),
-        }
-    }
-}
-
-/// `DIM` is the number of weights, or 0 where it is not one of the usual ones. Rows of a known size are copied without
-/// calling `memcpy`, which costs as much as the copy.
-#[inline(always)]
-fn gather_rows<const DIM: usize>(pool: &HostPool, slots: &[u32], to: &[u32], out: &mut [f32]) {
-    let dim = if DIM > 0 { DIM } else { pool.layout.dim };
-    let Some(&last) = slots.last() else { return };
-    slots.iter().take(AHEAD).for_each(|&slot| pool.weights.prefetch_first(slot, dim));
-    for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
-        pool.weights.prefetch_first(*slots.get(i + AHEAD).unwrap_or(&last), dim);
-        // SAFETY: the caller's locks, by the contract of `Pool`.
-        let weights = unsafe { pool.weights(slot) };
-        let out = &mut out[to as usize * dim..][..dim];
-        match (out.as_mut_array::<DIM>(), weights.as_array::<DIM>()) {
-            (Some(out), Some(weights)) if DIM > 0 => *out = *weights,
-            _ => out.copy_from_slice(weights),
-        }
-    }
-}
-
-dispatch! {
-    fn encode(pool: &HostPool, format: WeightFormat, slots: &[u32], to: &[u32], out: &mut [u8]) {
-        let bytes = format.bytes(pool.layout.dim);
-        slots.iter().take(AHEAD).for_each(|&slot| pool.weights.prefetch(slot));
-        for (i, (&slot, &to)) in slots.iter().zip(to).enumerate() {
-            if let Some(&ahead) = slots.get(i + AHEAD) {
-                pool.weights.prefetch(ahead);
-            }
-            // SAFETY: the caller's locks, by the contract of `Pool`.
-            let weights = unsafe { pool.weights(slot) };
-            format.encode_nearest(weights, &mut out[to as usize * bytes..][..bytes]);
-        }
-    }
-}
-
-dispatch! {
     fn gather_pooled(pool: &HostPool, slots: &[u32], bags: &[u32], scales: Option<&[f32]>, out: &mut [f32]) {
         let dim = pool.layout.dim;
         for (i, (&slot, &bag)) in slots.iter().zip(bags).enumerate() {
@@ -342,7 +288,7 @@ dispatch! {
     }
 }
 
-/// `DIM` is as in [`gather_rows`].
+/// `DIM` is the number of weights, or 0 where it is not one of the usual ones: loops of a known length are unrolled.
 #[inline(always)]
 fn update_rows<const DIM: usize>(
     pool: &HostPool,

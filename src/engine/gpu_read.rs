@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
+use super::bags::{self, Bags, Found, FoundBags};
 use super::compute::Compute;
-use super::pull::{self, Bags, Found, FoundBags, Held};
+use super::held::Held;
 use super::read::JobRows;
 use crate::cache::cuda::{self, Address, Device, Pipeline};
 use crate::numeric::WeightFormat;
@@ -36,7 +37,7 @@ pub fn rows<'d>(
 ) -> Coming<'d> {
     let mut found: Vec<Found> = jobs.iter().map(|_| Found::default()).collect();
     let keys = jobs.iter().map(|job| job.keys.len()).sum();
-    compute.each(keys, jobs.iter().zip(&mut found).collect(), |(job, found)| *found = pull::find(job.held, job.keys));
+    compute.each(keys, jobs.iter().zip(&mut found).collect(), |(job, found)| *found = bags::find(job.held, job.keys));
 
     let mut coming = Coming { format, wanted: Vec::new(), pipeline: Pipeline::new(device) };
     let mut start = 0;
@@ -66,7 +67,7 @@ pub fn rows<'d>(
         rest = others;
         reads.push((job, found, mine));
     }
-    compute.each(keys, reads, |(job, found, out)| pull::read_found(format, job.held, job.keys, found, out));
+    compute.each(keys, reads, |(job, found, out)| bags::read_found(format, job.held, job.keys, found, out));
     coming
 }
 
@@ -122,7 +123,7 @@ pub fn bags<'d, 'j>(
         jobs.iter().map(|&(held, bags)| (bags, held.table.dim(), FoundBags::default(), Vec::new())).collect();
     let keys = jobs.iter().map(|(_, bags)| bags.keys.len()).sum();
     compute.each(keys, jobs.iter().zip(&mut found).collect(), |((held, bags), (_, _, found, _))| {
-        pull::find_bags(held, bags, found);
+        bags::find_bags(held, bags, found);
     });
 
     let mut coming = ComingBags { wanted: Vec::new(), pipeline: Pipeline::new(device), jobs: Vec::new() };
@@ -142,7 +143,7 @@ pub fn bags<'d, 'j>(
     }
 
     compute.each(keys, jobs.iter().zip(&mut found).collect(), |((held, bags), (_, _, found, rows))| {
-        pull::read_found_in_bags(held, bags, found, rows);
+        bags::read_found_in_bags(held, bags, found, rows);
     });
     coming.jobs = found;
     coming
@@ -192,7 +193,7 @@ impl ComingBags<'_, '_> {
             keys,
             finishes,
             |((bags, dim, found, rows), out): (&(Bags<'_>, usize, FoundBags, Vec<f32>), _)| {
-                pull::finish_bags(bags, found, rows, *dim, out);
+                bags::finish_bags(bags, found, rows, *dim, out);
             },
         );
     }

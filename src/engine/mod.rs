@@ -5,6 +5,7 @@
 //! partition in that order. This room knows tables; it knows nothing of networks or files.
 
 mod apply;
+mod bags;
 mod change;
 mod check;
 mod clients;
@@ -13,6 +14,8 @@ mod create;
 pub(crate) mod distinct;
 mod gpu_change;
 mod gpu_read;
+mod held;
+mod inspect;
 mod observe;
 mod order;
 mod partition;
@@ -46,8 +49,8 @@ use crate::table::{SMALL_TABLE_BYTES, TableSpec};
 pub use self::change::Pushed;
 pub(crate) use self::check::check_bags;
 pub use self::clients::{ClientId, Origin};
+pub use self::inspect::Row;
 pub use self::order::LogHook;
-pub use self::pull::Row;
 pub use self::request::{Alteration, Assign, Change, Lsn, PooledPull, Pooling, Pull, Push, Remove, RowFormat, Touch};
 pub use self::restore::{Restore, RestorePartition};
 pub use self::save::{Piece, SavedTable, Snapshot, Unsettled};

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::bags::{self, Bags};
 use super::gpu_read;
+use super::held::Held;
 use super::partition::Partition;
-use super::pull::{self, Bags, Held};
 use super::table::Table;
 use super::{Engine, PooledPull, Pooling, Pull, Row, RowFormat, check};
+use super::{inspect, pull};
 use crate::error::{Error, Result};
 use crate::numeric::WeightFormat;
 use crate::numeric::format::encode_nearest;
@@ -111,10 +113,7 @@ impl Engine {
         });
         let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.compute.each(rows, jobs.collect(), |(JobRows { held, keys, counted }, out)| {
-            let hits = match format {
-                RowFormat::F32 => pull::rows(held, keys, bytemuck::cast_slice_mut(out)),
-                _ => pull::rows_as(format.weights(), held, keys, out),
-            };
+            let hits = pull::rows(format.weights(), held, keys, out);
             if counted {
                 held.table.count_pull(hits, keys.len() as u64 - hits);
             }
@@ -161,9 +160,9 @@ impl Engine {
         self.compute.each(rows, jobs.collect(), |(held, bags, out)| {
             let mut hits = 0;
             match format {
-                RowFormat::F32 => hits = pull::pooled(held, &bags, bytemuck::cast_slice_mut(out)),
+                RowFormat::F32 => hits = bags::pooled(held, &bags, bytemuck::cast_slice_mut(out)),
                 _ => encoded(format, held.table.dim(), bags.offsets.len(), out, |rows| {
-                    hits = pull::pooled(held, &bags, rows);
+                    hits = bags::pooled(held, &bags, rows);
                 }),
             }
             held.table.count_pull(hits, bags.keys.len() as u64 - hits);
@@ -204,12 +203,12 @@ impl Engine {
         let mut dirty: Vec<Vec<(u32, usize)>> = pull.keys.chunks(JOB_ROWS).map(|_| Vec::new()).collect();
         let jobs = pull.keys.chunks(JOB_ROWS).zip(out.chunks_mut(JOB_ROWS * row_bytes)).zip(&mut dirty).collect();
         self.compute.each(pull.keys.len(), jobs, |((keys, out), dirty): ((&[u64], &mut [u8]), _)| {
-            *dirty = pull::stored(&table, keys, part, out);
+            *dirty = inspect::stored(&table, keys, part, out);
         });
         // Not on the compute threads: they must not wait for a GPU, which those who wait for them may keep busy.
         for (dirty, out) in dirty.iter().zip(out.chunks_mut(JOB_ROWS * row_bytes)) {
             // SAFETY: `guards` hold the partitions, and the slots were found in their parts.
-            unsafe { pull::stored_anew(&table, dirty, out) };
+            unsafe { inspect::stored_anew(&table, dirty, out) };
         }
         Ok(())
     }
@@ -219,7 +218,7 @@ impl Engine {
         let table = self.table(table)?;
         self.check_keys(&table, &[key])?;
         let partition = self.partitions[self.route.place(table.keys(), key)].read();
-        pull::inspect(&partition, &table, key).ok_or_else(|| Error::UnknownTable(table.name().into()))
+        inspect::inspect(&partition, &table, key).ok_or_else(|| Error::UnknownTable(table.name().into()))
     }
 
     /// A fingerprint of the whole state of each owned partition: rows, optimizer state, cache, recency, rounding
@@ -233,7 +232,7 @@ impl Engine {
         let digest = |(place, partition): (usize, &RwLock<Partition>)| {
             let partition = partition.read();
             let mut hasher = Xxh3Default::new();
-            pull::digest(&partition, &tables, |bytes| hasher.update(bytes));
+            inspect::digest(&partition, &tables, |bytes| hasher.update(bytes));
             turn.clients().digest(place, |bytes| hasher.update(bytes));
             (partition.id, hasher.digest())
         };

@@ -119,6 +119,22 @@ pub fn prefetch_early<T>(address: *const T) {
     }
 }
 
+/// Asks for cache lines from `start` on, all but the first `skip` of so many.
+///
+/// Written out for as many as most rows have: the compiler makes more of a loop whose length it does not know than there is to do.
+#[inline(always)]
+pub fn prefetch_lines(start: *const u8, skip: usize, lines: usize) {
+    const MOST: usize = 5;
+    for line in 0..MOST {
+        if line >= skip && line < lines {
+            prefetch(start.wrapping_add(64 * line));
+        }
+    }
+    for line in skip.max(MOST)..lines {
+        prefetch(start.wrapping_add(64 * line));
+    }
+}
+
 /// Asks for the cache lines of `slice`. How often it asks depends on the length alone, not on where the slice starts:
 /// the line before the last that is left out now and then costs less than a branch that cannot be predicted.
 #[inline(always)]
@@ -197,6 +213,26 @@ fn matches_32(elements: &[u32; 32], wanted: u32) -> u32 {
 /// Defines a function whose body is compiled for AVX2 and for the baseline, chosen at run time.
 /// What the body calls is only compiled along with it where it is `#[inline(always)]`.
 macro_rules! dispatch {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident <$(const $const:ident: $of:ty),+> ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name <$(const $const: $of),+> ($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body <$(const $const: $of),+> ($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            {
+                #[target_feature(enable = "avx,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+                fn avx2 <$(const $const: $of),+> ($($arg: $ty),*) $(-> $ret)? { body::<$($const),+>($($arg),*) }
+
+                if $crate::numeric::simd::level().has_avx2() {
+                    // SAFETY: all of these features were found on this CPU.
+                    #[allow(unsafe_code)]
+                    return unsafe { avx2::<$($const),+>($($arg),*) };
+                }
+            }
+            body::<$($const),+>($($arg),*)
+        }
+    };
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($life:lifetime),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         $vis fn $name $(<$($life),+>)? ($($arg: $ty),*) $(-> $ret)? {
