@@ -25,7 +25,7 @@ use crate::table::TablePart;
 /// A row that is not in the cache.
 const NO_SLOT: u32 = u32::MAX;
 /// How many rows ahead to prefetch.
-const AHEAD: usize = 4;
+const AHEAD: usize = 12;
 
 /// What a push or touch does to one part.
 pub struct Visit<'a> {
@@ -120,9 +120,7 @@ dispatch! {
         distinct.fill(visit.keys, visit.positions);
         rows.clear();
         for i in 0..distinct.len() {
-            let row = part.find_or_add(distinct.keys[i], distinct.mixed[i]);
-            part.prefetch_row_early(row);
-            rows.push(row);
+            rows.push(part.find_or_add(distinct.keys[i], distinct.mixed[i]));
         }
         let Some((values, rule)) = visit.update else {
             part.counts.touch_misses += visit.positions.len() as u64;
@@ -132,6 +130,10 @@ dispatch! {
         let gradients = Gradients { values, picked, ends };
         let dim = visit.table.dim();
         let (sum, rest) = scratch.split_at_mut(dim);
+        for (i, &row) in rows.iter().take(AHEAD).enumerate() {
+            part.prefetch_row(row);
+            gradients.prefetch(i, dim);
+        }
         for i in 0..rows.len() {
             if let Some(&row) = rows.get(i + AHEAD) {
                 part.prefetch_row(row);
