@@ -106,16 +106,15 @@ pub(super) fn words_avx512(noise: &Noise, group: usize, domain: u32) -> [std::ar
     let each = |word: u32| _mm512_set1_epi64(i64::from(word));
     let [mut c0, mut c1, mut c2, mut c3] =
         [first, each(noise.write_back as u32), each((noise.write_back >> 32) as u32), each(noise.partition)];
-    let (m0, m1, w0, w1) = (each(M0), each(M1), each(W0), each(W1));
-    // Counted on in vectors: to spread a number over one is work for the one unit that also shuffles.
-    let (mut seed, mut domain) = (each(noise.seed), each(domain));
+    let (m0, m1) = (each(M0), each(M1));
+    let mut key = Key { seed: noise.seed, domain };
     for _ in 0..ROUNDS {
         let (p0, p1) = (_mm512_mul_epu32(c0, m0), _mm512_mul_epu32(c2, m1));
         // Both exclusive ors at once.
-        c0 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c1, seed);
-        c2 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c3, domain);
+        c0 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c1, each(key.seed));
+        c2 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c3, each(key.domain));
         (c1, c3) = (p1, p0);
-        (seed, domain) = (_mm512_add_epi32(seed, w0), _mm512_add_epi32(domain, w1));
+        key = key.next();
     }
     [c0, c1, c2, c3]
 }
