@@ -20,8 +20,9 @@ use crate::numeric::simd::{self, Level, dispatch};
 const SETS_AHEAD: usize = 24;
 /// How many keys ahead their rows are asked for.
 const ROWS_AHEAD: usize = 12;
-/// Room for what is known of keys ahead.
+/// Room for what is known of keys ahead, and of the one that is read.
 const RING: usize = 32;
+const _: () = assert!(ROWS_AHEAD < SETS_AHEAD && SETS_AHEAD < RING);
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -62,8 +63,8 @@ struct Spot {
 /// Where the rows of keys are, in the order of the keys. By the time a row is named its memory is near: what is needed to find
 /// it was asked for `SETS_AHEAD` keys before, and the row itself `ROWS_AHEAD` keys before.
 ///
-/// Nobody can predict whether a row is cached, so what is asked for is chosen without branching. Who reads the rows branches on
-/// it: that costs less than sorting the keys first and writing the answer out of order.
+/// Nobody can predict whether a row is cached. Both this and who reads the rows branch on it all the same: that costs less than
+/// sorting the keys first and writing the answer out of order.
 ///
 /// There are no closures and no calls in here: only what is inlined is compiled for the processor's instructions, and what a call
 /// returns is written in pieces and read as a whole, for which the processor waits. What is known of the keys ahead is kept apart
@@ -212,6 +213,7 @@ dispatch! {
     }
 }
 
+/// Reads a stored row in another format, by way of full precision.
 fn recode(table: &Table, format: WeightFormat, row: &[u8], out: &mut [u8]) {
     ROW.with_borrow_mut(|weights| {
         weights.resize(table.dim(), 0.0);
@@ -224,9 +226,15 @@ fn recode(table: &Table, format: WeightFormat, row: &[u8], out: &mut [u8]) {
 fn untrained(format: WeightFormat, table: &Table, key: u64, out: &mut [u8]) {
     ROW.with_borrow_mut(|weights| {
         weights.resize(table.dim(), 0.0);
-        table.initial.weights(key, weights);
+        initial_weights(table, key, weights);
         encode_nearest(format, weights, out);
     });
+}
+
+dispatch! {
+    fn initial_weights(table: &Table, key: u64, weights: &mut [f32]) {
+        table.initial.weights(key, weights);
+    }
 }
 
 dispatch! {

@@ -50,7 +50,8 @@ fn nearest(precision: reference::Precision, row: &[f32]) -> Vec<u8> {
 
 #[test]
 fn rows_are_rounded_once() {
-    for (seed, dim) in [(1, 1), (2, 7), (3, 64), (4, 100)] {
+    // Loops are compiled for some of these; the longest rows are longer than what is asked for ahead.
+    for (seed, dim) in (1..).zip([1, 7, 16, 32, 64, 100, 128, 300]) {
         for spec in tables(dim) {
             let (engine, keys) = trained(&spec, seed);
             let mut exact = vec![0.0; keys.len() * dim];
@@ -67,6 +68,7 @@ fn rows_are_rounded_once() {
                     let precision = to_reference_precision(precision);
                     let read = reference::decode_weights(precision, reference::Quantizer::Symmetric, dim, row);
                     let state = engine.inspect("t", key).unwrap();
+                    assert_eq!(bits(&state.weights), bits(exact), "{spec:?}, key {key}: a pull reads another row");
                     hits += u64::from(state.cached);
                     let own = matches!(
                         (format, spec.precision, spec.quantizer),
@@ -88,6 +90,25 @@ fn rows_are_rounded_once() {
             }
             let rounds = spec.precision != Precision::F32;
             assert!(seen[0] > 0 && (seen[1] > 0 || !rounds) && (seen[2] > 0 || !rounds), "{spec:?}: {seen:?}");
+        }
+    }
+}
+
+/// What is looked at ahead of the row that is read ends where the keys end.
+#[test]
+fn requests_of_any_length() {
+    let dim = 16;
+    for spec in tables(dim) {
+        let (engine, keys) = trained(&spec, 3);
+        for (format, _) in FORMATS {
+            let row_bytes = format.row_bytes(dim);
+            let mut all = vec![0; keys.len() * row_bytes];
+            engine.pull_as(format, &[Pull { table: "t", keys: &keys }], &mut all).unwrap();
+            for len in 1..=70 {
+                let mut some = vec![0; len * row_bytes];
+                engine.pull_as(format, &[Pull { table: "t", keys: &keys[..len] }], &mut some).unwrap();
+                assert_eq!(some, all[..len * row_bytes], "the first {len} rows in {format} of {spec:?}");
+            }
         }
     }
 }
