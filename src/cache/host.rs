@@ -72,25 +72,25 @@ impl Array {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(slot as usize * self.len), self.len) }
     }
 
+    /// Where the numbers of a slot are, or would be: only to ask for the memory.
+    #[inline(always)]
+    fn address(&self, slot: u32) -> *const f32 {
+        self.start.as_ptr().wrapping_add(slot as usize * self.len)
+    }
+
     #[inline(always)]
     fn prefetch(&self, slot: u32) {
-        self.prefetch_first(slot, self.len);
+        let start = self.address(slot);
+        for line in 0..self.len.div_ceil(16) {
+            simd::prefetch(start.wrapping_add(16 * line));
+        }
     }
 
     #[inline(always)]
     fn approach(&self, slot: u32) {
-        let start = self.start.as_ptr().wrapping_add(slot as usize * self.len);
+        let start = self.address(slot);
         for line in 0..self.len.div_ceil(16) {
             simd::prefetch_early(start.wrapping_add(16 * line));
-        }
-    }
-
-    /// Asks for the first `numbers` of a slot; a constant makes it a row of instructions without a loop.
-    #[inline(always)]
-    fn prefetch_first(&self, slot: u32, numbers: usize) {
-        let start = self.start.as_ptr().wrapping_add(slot as usize * self.len);
-        for line in 0..numbers.div_ceil(16) {
-            simd::prefetch(start.wrapping_add(16 * line));
         }
     }
 }
@@ -151,7 +151,7 @@ impl HostPool {
     /// Where the weights of a slot are, or would be: only to ask for the memory.
     #[inline(always)]
     pub fn address(&self, slot: u32) -> *const u8 {
-        self.weights.start.as_ptr().wrapping_add(slot as usize * self.weights.len).cast()
+        self.weights.address(slot).cast()
     }
 
     /// Asks early for the memory of a slot.

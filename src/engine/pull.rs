@@ -224,6 +224,9 @@ fn recode(table: &Table, format: WeightFormat, row: &[u8], out: &mut [u8]) {
 
 /// Reads a row that was never stored.
 fn untrained(format: WeightFormat, table: &Table, key: u64, out: &mut [u8]) {
+    if format == WeightFormat::F32 {
+        return initial_weights(table, key, bytemuck::cast_slice_mut(out));
+    }
     ROW.with_borrow_mut(|weights| {
         weights.resize(table.dim(), 0.0);
         initial_weights(table, key, weights);
