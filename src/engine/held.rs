@@ -133,7 +133,7 @@ impl<'a> Held<'a> {
     #[inline(always)]
     pub(super) fn prefetch(&self, partition: u32, row: u32) {
         let (row, _) = self.addresses(!self.parts.is_empty(), partition, row);
-        simd::prefetch_lines(row, 0, self.row_lines);
+        simd::prefetch_lines::<false>(row, 0, self.row_lines);
     }
 
     /// The stored form of a row, if it has one.

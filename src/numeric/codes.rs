@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
 use super::Rounding;
-use super::integer::{GROUP, Scale, encode_with};
+use super::integer::{GROUP, Scale, encode_with, row_bytes};
 use super::philox::{self, Noise, domain};
 use super::simd;
 
@@ -55,7 +55,41 @@ fn dividing_avx2(x: &[f32; GROUP], scale: Scale, noise: Option<&Noise>, group: u
     avx2::<8, true, 0, true>(x, scale, noise, group, codes);
 }
 
+/// Rounds rows that lie side by side, each with the next write-back number, unless this CPU has no AVX-512. In one function, which keeps
+/// its constants in registers from row to row. `LEN` is `dim` or 0.
+#[inline(always)]
+pub fn encode_rows<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    dim: usize,
+    x: &[f32],
+    rounding: Rounding,
+    noise: Noise,
+    rows: &mut [u8],
+) -> bool {
+    let has_it = simd::level().has_avx512();
+    if has_it {
+        // SAFETY: the CPU has AVX-512.
+        unsafe { rows_avx512::<BITS, AFFINE, LEN>(dim, x, rounding, noise, rows) };
+    }
+    has_it
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn rows_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    dim: usize,
+    x: &[f32],
+    rounding: Rounding,
+    mut noise: Noise,
+    rows: &mut [u8],
+) {
+    let dim = if LEN > 0 { LEN } else { dim };
+    for (row, x) in rows.chunks_exact_mut(row_bytes::<BITS, AFFINE>(dim)).zip(x.chunks_exact(dim)) {
+        row_avx512::<BITS, AFFINE, LEN>(x, rounding, &noise, row);
+        noise.write_back += 1;
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[inline]
 fn row_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     x: &[f32],
     rounding: Rounding,
@@ -65,7 +99,7 @@ fn row_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     let kernel =
         |x: &_, scale: Scale, noise: Option<&_>, group, codes: &mut _| match WITHOUT_DIVIDING.contains(&scale.step) {
             true => avx512::<BITS, AFFINE, LEN, false>(x, scale, noise, group, codes),
-            false => dividing_avx512(x, scale, noise, group, codes),
+            false => dividing_avx512::<BITS, AFFINE>(x, scale, noise, group, codes),
         };
     encode_with::<BITS, AFFINE, LEN>(x, rounding, noise, row, kernel);
 }
@@ -74,8 +108,14 @@ fn row_avx512<const BITS: u32, const AFFINE: bool, const LEN: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 #[cold]
 #[inline(never)]
-fn dividing_avx512(x: &[f32; GROUP], scale: Scale, noise: Option<&Noise>, group: usize, codes: &mut [u8; GROUP]) {
-    avx512::<8, true, 0, true>(x, scale, noise, group, codes);
+fn dividing_avx512<const BITS: u32, const AFFINE: bool>(
+    x: &[f32; GROUP],
+    scale: Scale,
+    noise: Option<&Noise>,
+    group: usize,
+    codes: &mut [u8; GROUP],
+) {
+    avx512::<BITS, AFFINE, 0, true>(x, scale, noise, group, codes);
 }
 
 /// Steps by which [`Scale`]'s division can be done without dividing, which takes a third of the time. With the step's
@@ -176,12 +216,17 @@ fn avx512<const BITS: u32, const AFFINE: bool, const LEN: usize, const DIVIDES: 
                     _mm512_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(sum)
                 }
             };
-            _mm512_and_si512(_mm512_add_epi32(whole, offset), _mm512_set1_epi32(0xff))
+            _mm512_add_epi32(whole, offset)
         };
-        // Packing works within quarters of registers, so the order is put right at the end.
-        let (low, high) = (_mm512_packus_epi32(sixteen(0), sixteen(1)), _mm512_packus_epi32(sixteen(2), sixteen(3)));
+        // Codes are within the range of a byte, signed where they are symmetric ones of eight bits: packing changes none of them. It
+        // works within quarters of registers, so the order is put right at the end.
+        let (low, high) = (_mm512_packs_epi32(sixteen(0), sixteen(1)), _mm512_packs_epi32(sixteen(2), sixteen(3)));
+        let bytes = match BITS == 8 && !AFFINE {
+            true => _mm512_packs_epi16(low, high),
+            false => _mm512_packus_epi16(low, high),
+        };
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        let ordered = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
+        let ordered = _mm512_permutexvar_epi32(order, bytes);
         _mm512_storeu_si512(codes.as_mut_ptr().cast(), ordered);
     }
 }

@@ -128,11 +128,11 @@ impl WeightFormat {
         match self {
             WeightFormat::F32 => 4 * dim,
             WeightFormat::F16 | WeightFormat::Bf16 => 2 * dim,
-            WeightFormat::Int8Symmetric => 2 + dim,
-            WeightFormat::Int4Symmetric => 2 + dim.div_ceil(2),
-            WeightFormat::Int8Affine => 4 + dim,
-            WeightFormat::Int4Affine => 4 + dim.div_ceil(2),
-            WeightFormat::Int2Affine => 4 + dim.div_ceil(4),
+            WeightFormat::Int8Symmetric => integer::row_bytes::<8, false>(dim),
+            WeightFormat::Int4Symmetric => integer::row_bytes::<4, false>(dim),
+            WeightFormat::Int8Affine => integer::row_bytes::<8, true>(dim),
+            WeightFormat::Int4Affine => integer::row_bytes::<4, true>(dim),
+            WeightFormat::Int2Affine => integer::row_bytes::<2, true>(dim),
         }
     }
 
@@ -212,11 +212,11 @@ super::simd::dispatch! {
             F32 => encode_all(F32, dim, x, rounding, noise, rows),
             F16 => encode_all(F16, dim, x, rounding, noise, rows),
             Bf16 => encode_all(Bf16, dim, x, rounding, noise, rows),
-            Int8Symmetric => encode_all(Int8Symmetric, dim, x, rounding, noise, rows),
-            Int4Symmetric => encode_all(Int4Symmetric, dim, x, rounding, noise, rows),
-            Int8Affine => encode_all(Int8Affine, dim, x, rounding, noise, rows),
-            Int4Affine => encode_all(Int4Affine, dim, x, rounding, noise, rows),
-            Int2Affine => encode_all(Int2Affine, dim, x, rounding, noise, rows),
+            Int8Symmetric => integer::encode_rows::<8, false>(dim, x, rounding, noise, rows),
+            Int4Symmetric => integer::encode_rows::<4, false>(dim, x, rounding, noise, rows),
+            Int8Affine => integer::encode_rows::<8, true>(dim, x, rounding, noise, rows),
+            Int4Affine => integer::encode_rows::<4, true>(dim, x, rounding, noise, rows),
+            Int2Affine => integer::encode_rows::<2, true>(dim, x, rounding, noise, rows),
         }
     }
 }

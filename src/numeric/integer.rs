@@ -198,6 +198,48 @@ pub(super) fn encode<const BITS: u32, const AFFINE: bool>(
     }
 }
 
+/// Rounds rows of `dim` elements that lie side by side; each takes the next write-back number.
+#[inline(always)]
+pub(super) fn encode_rows<const BITS: u32, const AFFINE: bool>(
+    dim: usize,
+    x: &[f32],
+    rounding: Rounding,
+    noise: Noise,
+    rows: &mut [u8],
+) {
+    match dim {
+        16 => encode_rows_of::<BITS, AFFINE, 16>(dim, x, rounding, noise, rows),
+        32 => encode_rows_of::<BITS, AFFINE, 32>(dim, x, rounding, noise, rows),
+        64 => encode_rows_of::<BITS, AFFINE, 64>(dim, x, rounding, noise, rows),
+        128 => encode_rows_of::<BITS, AFFINE, 128>(dim, x, rounding, noise, rows),
+        _ => encode_rows_of::<BITS, AFFINE, 0>(dim, x, rounding, noise, rows),
+    }
+}
+
+#[inline(always)]
+fn encode_rows_of<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+    dim: usize,
+    x: &[f32],
+    rounding: Rounding,
+    mut noise: Noise,
+    rows: &mut [u8],
+) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if super::codes::encode_rows::<BITS, AFFINE, LEN>(dim, x, rounding, noise, rows) {
+        return;
+    }
+    for (row, x) in rows.chunks_exact_mut(row_bytes::<BITS, AFFINE>(dim)).zip(x.chunks_exact(dim)) {
+        encode_row::<BITS, AFFINE, LEN>(x, rounding, &noise, row);
+        noise.write_back += 1;
+    }
+}
+
+/// The bytes of a row: its head and its codes.
+#[inline(always)]
+pub(super) const fn row_bytes<const BITS: u32, const AFFINE: bool>(dim: usize) -> usize {
+    (if AFFINE { 4 } else { 2 }) + (dim * BITS as usize).div_ceil(8)
+}
+
 /// `LEN` is the number of elements, or 0 where that is not one of the usual ones.
 #[inline(always)]
 fn encode_row<const BITS: u32, const AFFINE: bool, const LEN: usize>(
@@ -232,8 +274,7 @@ pub(super) fn encode_with<const BITS: u32, const AFFINE: bool, const LEN: usize>
     row: &mut [u8],
     kernel: impl Kernel,
 ) {
-    let bytes = if AFFINE { 4 } else { 2 } + (LEN * BITS as usize).div_ceil(8);
-    let (x, row) = if LEN > 0 { (&x[..LEN], &mut row[..bytes]) } else { (x, row) };
+    let (x, row) = if LEN > 0 { (&x[..LEN], &mut row[..row_bytes::<BITS, AFFINE>(LEN)]) } else { (x, row) };
     let max = max_abs_bits(x);
     if max <= LIMIT.to_bits() {
         return encode_finite::<BITS, AFFINE>(x, f32::from_bits(max), rounding, noise, row, kernel);

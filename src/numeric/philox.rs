@@ -107,12 +107,18 @@ pub(super) fn words_avx512(noise: &Noise, group: usize, domain: u32) -> [std::ar
     let [mut c0, mut c1, mut c2, mut c3] =
         [first, each(noise.write_back as u32), each((noise.write_back >> 32) as u32), each(noise.partition)];
     let (m0, m1) = (each(M0), each(M1));
+    // Not by a shift, which only one of the two units for vectors can do.
+    let upper = |product| _mm512_shuffle_epi32::<0b10_11_00_01>(product);
+    // Kept in memory: an instruction spreads a number from there for nothing, and one from a register takes another instruction.
+    let seeds: [u64; ROUNDS] =
+        std::array::from_fn(|round| u64::from(noise.seed.wrapping_add(W0.wrapping_mul(round as u32))));
+    let seeds = std::hint::black_box(&seeds);
     let mut key = Key { seed: noise.seed, domain };
-    for _ in 0..ROUNDS {
+    for &seed in seeds {
         let (p0, p1) = (_mm512_mul_epu32(c0, m0), _mm512_mul_epu32(c2, m1));
         // Both exclusive ors at once.
-        c0 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p1), c1, each(key.seed));
-        c2 = _mm512_ternarylogic_epi64::<0x96>(_mm512_srli_epi64::<32>(p0), c3, each(key.domain));
+        c0 = _mm512_ternarylogic_epi64::<0x96>(upper(p1), c1, _mm512_set1_epi64(seed as i64));
+        c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), c3, each(key.domain));
         (c1, c3) = (p1, p0);
         key = key.next();
     }

@@ -119,19 +119,27 @@ pub fn prefetch_early<T>(address: *const T) {
     }
 }
 
-/// Asks for cache lines from `start` on, all but the first `skip` of so many.
+/// Asks for cache lines from `start` on, all but the first `skip` of so many; as [`prefetch_early`] does if it is `EARLY`.
 ///
 /// Written out for as many as most rows have: the compiler makes more of a loop whose length it does not know than there is to do.
 #[inline(always)]
-pub fn prefetch_lines(start: *const u8, skip: usize, lines: usize) {
+pub fn prefetch_lines<const EARLY: bool>(start: *const u8, skip: usize, lines: usize) {
     const MOST: usize = 5;
     for line in 0..MOST {
         if line >= skip && line < lines {
-            prefetch(start.wrapping_add(64 * line));
+            prefetch_line::<EARLY>(start.wrapping_add(64 * line));
         }
     }
     for line in skip.max(MOST)..lines {
-        prefetch(start.wrapping_add(64 * line));
+        prefetch_line::<EARLY>(start.wrapping_add(64 * line));
+    }
+}
+
+#[inline(always)]
+fn prefetch_line<const EARLY: bool>(address: *const u8) {
+    match EARLY {
+        true => prefetch_early(address),
+        false => prefetch(address),
     }
 }
 
