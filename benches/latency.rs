@@ -2,14 +2,16 @@
 //!
 //! First the peak, with eight clients that each ask one after the other. Then requests come at times that are fixed
 //! beforehand (Poisson arrivals at half the peak), whether or not earlier ones are answered, and are timed from when they were to
-//! begin: a server that stalls pays for everybody who had to wait. The server is a process of its own.
+//! begin: a server that stalls pays for everybody who had to wait. The server is a process of its own. A bare TCP server that does
+//! the same work gets the same requests at the same times: its tail is the machine's.
 
 mod common;
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::Store as _;
+use common::Store;
+use common::bare::Bare;
 use common::load::{What, closed_loop};
 use common::process::{self, Child};
 use common::remote::Remote;
@@ -54,28 +56,36 @@ fn main() {
         peak * KEYS as f64 / 1e6
     );
 
-    let mut ratios = Vec::new();
-    for repetition in 0..REPETITIONS {
-        let times = open_loop(&mut clients, &batches, peak * LOAD, time, repetition as u64);
-        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
-        println!(
-            "# at {:.0} pulls/s: p50 {:.0} us, p90 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, longest {:.0} us, {} pulls",
-            peak * LOAD,
-            at(0.5),
-            at(0.9),
-            at(0.99),
-            at(0.999),
-            times.max() as f64 / 1e3,
-            times.len()
-        );
-        ratios.push(at(0.99) / at(0.5));
+    let bare_server = Child::bare(ROWS, DIM, None);
+    let mut bare: Vec<Bare> = (0..CLIENTS).map(|_| Bare::connect(&bare_server.address)).collect();
+    let (mut ours, mut machine) = (Vec::new(), Vec::new());
+    for repetition in 0..REPETITIONS as u64 {
+        ours.push(tail("hotrow", &mut clients, &batches, peak * LOAD, time, repetition));
+        machine.push(tail("bare TCP", &mut bare, &batches, peak * LOAD, time, repetition));
     }
-    println!("# median of {REPETITIONS} repetitions");
-    println!("ratio service.latency.p99_over_p50 {:.3}", median(ratios));
+    println!("# medians of {REPETITIONS} repetitions");
+    println!("ratio service.latency.p99_over_p50 {:.3}", median(ours));
+    println!("ratio service.latency.bare_tcp_p99_over_p50 {:.3}", median(machine));
+}
+
+/// The 99th percentile over the median, of pulls that come `rate` times a second.
+fn tail<S: Store>(name: &str, clients: &mut [S], batches: &[Vec<u64>], rate: f64, time: f64, repetition: u64) -> f64 {
+    let times = open_loop(clients, batches, rate, time, repetition);
+    let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+    println!(
+        "# {name} at {rate:.0} pulls/s: p50 {:.0} us, p90 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, longest {:.0} us, {} pulls",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(0.999),
+        times.max() as f64 / 1e3,
+        times.len()
+    );
+    at(0.99) / at(0.5)
 }
 
 /// Nanoseconds from when a pull was to begin to its end, for pulls that come `rate` times a second.
-fn open_loop(clients: &mut [Remote], batches: &[Vec<u64>], rate: f64, time: f64, seed: u64) -> Histogram<u64> {
+fn open_loop<S: Store>(clients: &mut [S], batches: &[Vec<u64>], rate: f64, time: f64, seed: u64) -> Histogram<u64> {
     let each = rate / clients.len() as f64;
     let ready = Barrier::new(clients.len());
     let times = std::thread::scope(|scope| {

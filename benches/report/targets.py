@@ -71,6 +71,7 @@ LINES = {
     "service.push.f32_over_torch_rpc": Line(TORCH, target=4.5),
     "service.pull.int8_over_torch_rpc": Line(f"{TORCH}, in f32", target=5.0),
     "service.latency.p99_over_p50": Line("its p50: 1,024-row pulls at half of the peak load", AT_MOST, 5.0),
+    "service.latency.bare_tcp_p99_over_p50": Line("its p50: the same pulls at the same times from a bare TCP server"),
     # The service beside a bare server again, in benches/service.rs: batch after batch, one of each in turn.
     "service.pull.f32": Line(BARE),
     "service.push.f32": Line(BARE),
