@@ -53,6 +53,8 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "docs" / "BENCHMARKS.md", written)
     results = Results(given.out / "benchmarks" / "results.json")
+    if not given.report:
+        results.begin(everything=set(steps.STEPS) <= set(given.steps))
     failed = []
     for name in [] if given.report else given.steps:
         step = steps.STEPS[name]

@@ -16,10 +16,17 @@ class Results:
         self.path = path
         self.all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"steps": {}}
 
+    def begin(self, everything: bool) -> None:
+        """Before anything is measured: figures of two machines do not stand together. Those of another are replaced by a run of
+        everything, and nothing less is added to them."""
+        if not self.all["steps"] or self.all.get("machine") == machine.machine():
+            return
+        if not everything:
+            raise SystemExit(f"{self.path} is of another machine: run all steps, or give another --out")
+        self.all = {"steps": {}}
+
     def add(self, name: str, result: dict[str, Any]) -> None:
         where = {"machine": machine.machine(), "versions": machine.versions()}
-        if self.all["steps"] and self.all.get("machine") != where["machine"]:
-            raise SystemExit(f"{self.path} is of another machine: move it away, or give another --out")
         self.all = {**where, "steps": {**self.all["steps"], name: result}}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.all, indent=1) + "\n")

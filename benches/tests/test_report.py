@@ -31,6 +31,20 @@ def results(tmp_path: Path, **ratios: float) -> Results:
     return found
 
 
+def test_figures_of_two_machines_do_not_stand_together(tmp_path: Path) -> None:
+    here = results(tmp_path, engine__pull__int8=0.7)
+    here.begin(everything=False)
+    assert here.steps()
+    elsewhere = json.loads(here.path.read_text())
+    elsewhere["machine"] = {"cpu": "another"}
+    here.path.write_text(json.dumps(elsewhere))
+    with pytest.raises(SystemExit, match="another machine: run all steps"):
+        Results(here.path).begin(everything=False)
+    anew = Results(here.path)
+    anew.begin(everything=True)
+    assert not anew.steps()
+
+
 def test_lines_are_taken_and_others_passed_over() -> None:
     found = printed(
         "   Compiling hotrow",
