@@ -100,7 +100,7 @@ pub(super) fn words_avx2(noise: &Noise, group: usize, domain: u32) -> [std::arch
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 #[inline]
-pub(super) fn words_avx512(noise: &Noise, group: usize, domain: u32) -> [std::arch::x86_64::__m512i; 4] {
+pub(super) fn words_avx512(noise: &Noise, group: usize, mut domain: u32) -> [std::arch::x86_64::__m512i; 4] {
     use std::arch::x86_64::*;
     let first = _mm512_add_epi64(_mm512_set1_epi64((group * LANES) as i64), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     let each = |word: u32| _mm512_set1_epi64(i64::from(word));
@@ -112,15 +112,13 @@ pub(super) fn words_avx512(noise: &Noise, group: usize, domain: u32) -> [std::ar
     // Kept in memory: an instruction spreads a number from there for nothing, and one from a register takes another instruction.
     let seeds: [u64; ROUNDS] =
         std::array::from_fn(|round| u64::from(noise.seed.wrapping_add(W0.wrapping_mul(round as u32))));
-    let seeds = std::hint::black_box(&seeds);
-    let mut key = Key { seed: noise.seed, domain };
-    for &seed in seeds {
+    for &seed in std::hint::black_box(&seeds) {
         let (p0, p1) = (_mm512_mul_epu32(c0, m0), _mm512_mul_epu32(c2, m1));
         // Both exclusive ors at once.
         c0 = _mm512_ternarylogic_epi64::<0x96>(upper(p1), c1, _mm512_set1_epi64(seed as i64));
-        c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), c3, each(key.domain));
+        c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), c3, each(domain));
         (c1, c3) = (p1, p0);
-        key = key.next();
+        domain = domain.wrapping_add(W1);
     }
     [c0, c1, c2, c3]
 }
