@@ -16,12 +16,14 @@ use crate::cache::HostPool;
 use crate::numeric::format::{WeightFormat, decode_rows, encode_nearest};
 use crate::numeric::simd::{self, Level, dispatch};
 
-/// How many keys ahead the directory's sets are asked for.
-const SETS_AHEAD: usize = 24;
-/// How many keys ahead their rows are asked for.
-const ROWS_AHEAD: usize = 12;
-/// Room for what is known of keys ahead, and of the one that is read.
-const RING: usize = 32;
+/// Keys that are read together: first those that are cached, then the others.
+const GROUP: usize = 16;
+/// How many groups ahead the directory's sets are asked for.
+const SETS_AHEAD: usize = 3;
+/// How many groups ahead their rows are asked for.
+const ROWS_AHEAD: usize = 2;
+/// Room for what is known of groups ahead, and of the one that is read.
+const RING: usize = 4;
 const _: () = assert!(ROWS_AHEAD < SETS_AHEAD && SETS_AHEAD < RING);
 
 thread_local! {
@@ -31,25 +33,35 @@ thread_local! {
 /// Reads the rows of `keys` into `out`. Where the table stores them in this format, rows that are not in the cache are handed out
 /// as they are stored; all others are rounded to the nearest. Returns how many were in the cache. For f32 `out` is aligned.
 pub fn rows(format: WeightFormat, held: &Held<'_>, keys: &[u64], out: &mut [u8]) -> u64 {
-    match (format, held.table.dim()) {
-        (WeightFormat::F32, 16) => rows_of::<16>(format, held, keys, out),
-        (WeightFormat::F32, 32) => rows_of::<32>(format, held, keys, out),
-        (WeightFormat::F32, 64) => rows_of::<64>(format, held, keys, out),
-        (WeightFormat::F32, 128) => rows_of::<128>(format, held, keys, out),
-        _ => rows_of::<0>(format, held, keys, out),
+    let codes = format == WeightFormat::Int8Symmetric && held.table.layout().weights == format;
+    match (codes, format, held.table.dim()) {
+        (true, _, 16) => rows_of::<16, true>(format, held, keys, out),
+        (true, _, 32) => rows_of::<32, true>(format, held, keys, out),
+        (true, _, 64) => rows_of::<64, true>(format, held, keys, out),
+        (true, _, 128) => rows_of::<128, true>(format, held, keys, out),
+        (_, WeightFormat::F32, 16) => rows_of::<16, false>(format, held, keys, out),
+        (_, WeightFormat::F32, 32) => rows_of::<32, false>(format, held, keys, out),
+        (_, WeightFormat::F32, 64) => rows_of::<64, false>(format, held, keys, out),
+        (_, WeightFormat::F32, 128) => rows_of::<128, false>(format, held, keys, out),
+        _ => rows_of::<0, false>(format, held, keys, out),
     }
 }
 
-/// `DIM` is the number of weights of rows that are asked for in f32, or 0 where it is not one of the usual ones, or they are asked
-/// for in another format.
-fn rows_of<const DIM: usize>(format: WeightFormat, held: &Held<'_>, keys: &[u64], out: &mut [u8]) -> u64 {
+/// `DIM` is the number of weights of rows that are asked for in f32, or as int8 codes where they are stored so (`CODES`); or 0 where it is
+/// not one of the usual ones, or they are asked for in another format.
+fn rows_of<const DIM: usize, const CODES: bool>(
+    format: WeightFormat,
+    held: &Held<'_>,
+    keys: &[u64],
+    out: &mut [u8],
+) -> u64 {
     let reader = Reader::new(format, held.table);
     let pool = held.pool();
     match (held.kind().hashed, pool.is_some()) {
-        (false, false) => read_rows::<DIM, false, false>(held, pool, &reader, keys, out),
-        (false, true) => read_rows::<DIM, false, true>(held, pool, &reader, keys, out),
-        (true, false) => read_rows::<DIM, true, false>(held, pool, &reader, keys, out),
-        (true, true) => read_rows::<DIM, true, true>(held, pool, &reader, keys, out),
+        (false, false) => read_rows::<DIM, CODES, false, false>(held, pool, &reader, keys, out),
+        (false, true) => read_rows::<DIM, CODES, false, true>(held, pool, &reader, keys, out),
+        (true, false) => read_rows::<DIM, CODES, true, false>(held, pool, &reader, keys, out),
+        (true, true) => read_rows::<DIM, CODES, true, true>(held, pool, &reader, keys, out),
     }
 }
 
@@ -57,14 +69,14 @@ fn rows_of<const DIM: usize>(format: WeightFormat, held: &Held<'_>, keys: &[u64]
 #[derive(Clone, Copy, Default)]
 struct Spot {
     at: u32,
-    cached: bool,
+    partition: u32,
 }
 
-/// Where the rows of keys are, in the order of the keys. By the time a row is named its memory is near: what is needed to find
-/// it was asked for `SETS_AHEAD` keys before, and the row itself `ROWS_AHEAD` keys before.
+/// Where the rows of keys are. What is needed to find one is asked for `SETS_AHEAD` groups before it is read, and the row itself
+/// `ROWS_AHEAD` groups before.
 ///
-/// Nobody can predict whether a row is cached. Both this and who reads the rows branch on it all the same: that costs less than
-/// sorting the keys first and writing the answer out of order.
+/// Nobody can predict whether a row is cached. So nothing here branches on it; and rows are read a group at a time, the cached ones
+/// first, so that who reads them is wrong once in a group and not every other row.
 ///
 /// There are no closures and no calls in here: only what is inlined is compiled for the processor's instructions, and what a call
 /// returns is written in pieces and read as a whole, for which the processor waits. What is known of the keys ahead is kept apart
@@ -78,8 +90,17 @@ struct Finder<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> 
 
 /// What is known of the keys ahead.
 struct Ahead<'a> {
-    places: [Place<'a>; RING],
-    spots: [Spot; RING],
+    places: [[Place<'a>; GROUP]; RING],
+    found: [Found; RING],
+}
+
+/// A group whose rows were found.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    spots: [Spot; GROUP],
+    /// The keys in the order in which they are read: those that are cached, and then the others from the last to the first.
+    order: [u8; GROUP],
+    hits: usize,
 }
 
 impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a, 'k, DIM, HASHED, CACHED> {
@@ -88,32 +109,40 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
     #[inline(always)]
     fn new(held: &'k Held<'a>, pool: Option<&'a HostPool>, keys: &'k [u64]) -> (Self, Ahead<'a>) {
         let finder = Finder { held, pool, level: simd::level(), keys };
-        let mut ahead = Ahead { places: [Place::default(); RING], spots: [Spot::default(); RING] };
-        for (i, &key) in keys.iter().take(SETS_AHEAD).enumerate() {
-            ahead.places[i % RING] = held.approach(Self::KIND, key);
+        let mut ahead = Ahead { places: [[Place::default(); GROUP]; RING], found: [Found::default(); RING] };
+        for group in 0..SETS_AHEAD {
+            for member in 0..finder.len(group) {
+                finder.approach(group, member, &mut ahead);
+            }
         }
-        for (i, &key) in keys.iter().take(ROWS_AHEAD).enumerate() {
-            ahead.spots[i % RING] = finder.find(key, &ahead.places[i % RING]);
+        for group in 0..ROWS_AHEAD {
+            for member in 0..finder.len(group) {
+                finder.find(group, member, &mut ahead);
+            }
         }
         (finder, ahead)
     }
 
-    /// The partition of key number `i`, and where its row is. To be asked for one key after the other.
+    /// How many keys a group has.
     #[inline(always)]
-    fn spot(&self, i: usize, ahead: &mut Ahead<'a>) -> (u32, Spot) {
-        if let Some(&key) = self.keys.get(i + SETS_AHEAD) {
-            ahead.places[(i + SETS_AHEAD) % RING] = self.held.approach(Self::KIND, key);
-        }
-        if let Some(&key) = self.keys.get(i + ROWS_AHEAD) {
-            ahead.spots[(i + ROWS_AHEAD) % RING] = self.find(key, &ahead.places[(i + ROWS_AHEAD) % RING]);
-        }
-        (ahead.places[i % RING].partition, ahead.spots[i % RING])
+    fn len(&self, group: usize) -> usize {
+        self.keys.len().saturating_sub(group * GROUP).min(GROUP)
     }
 
-    /// Finds the row of a key, and asks for its memory in the second-level cache: lines on their way to the first keep the next waiting,
-    /// and reading from the second costs less than that.
+    /// Asks for what is needed to find a key, if there is one.
     #[inline(always)]
-    fn find(&self, key: u64, place: &Place<'a>) -> Spot {
+    fn approach(&self, group: usize, member: usize, ahead: &mut Ahead<'a>) {
+        if let Some(&key) = self.keys.get(group * GROUP + member) {
+            ahead.places[group % RING][member] = self.held.approach(Self::KIND, key);
+        }
+    }
+
+    /// Finds the row of a key, if there is one, and asks for its memory in the second-level cache: lines on their way to the first keep
+    /// the next waiting, and reading from the second costs less than that. To be called for one member after the other.
+    #[inline(always)]
+    fn find(&self, group: usize, member: usize, ahead: &mut Ahead<'a>) {
+        let Some(&key) = self.keys.get(group * GROUP + member) else { return };
+        let (place, found) = (&ahead.places[group % RING][member], &mut ahead.found[group % RING]);
         let held = self.held;
         let (row, way) = held.find(Self::KIND, self.level, key, place);
         let (stored, bit) = held.addresses(HASHED, place.partition, row);
@@ -125,16 +154,20 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
         }
         let Some(pool) = self.pool.filter(|_| CACHED) else {
             simd::prefetch_lines::<true>(stored, 0, held.row_lines);
-            return Spot { at: row, cached: false };
+            found.spots[member] = Spot { at: row, partition: place.partition };
+            return;
         };
         let slot = place.slot.wrapping_add(way.trailing_zeros());
         let hot = pool.address(slot);
+        let lines = if DIM > 0 { DIM.div_ceil(16) } else { held.slot_lines };
         simd::prefetch_lines::<true>(select_unpredictable(cached, hot, stored), 0, held.row_lines);
-        if cached {
-            let lines = if DIM > 0 { DIM.div_ceil(16) } else { held.slot_lines };
-            simd::prefetch_lines::<true>(hot, held.row_lines, lines);
-        }
-        Spot { at: select_unpredictable(cached, slot, row), cached }
+        simd::prefetch_lines::<true>(select_unpredictable(cached, hot, near), held.row_lines, lines);
+        found.spots[member] = Spot { at: select_unpredictable(cached, slot, row), partition: place.partition };
+        // Into both lists; the one that it is not in is written over by the next, or by the last of the other.
+        let hits = if member == 0 { 0 } else { found.hits };
+        found.order[hits % GROUP] = member as u8;
+        found.order[(self.len(group) - 1 + hits - member) % GROUP] = member as u8;
+        found.hits = hits + usize::from(cached);
     }
 }
 
@@ -245,8 +278,8 @@ dispatch! {
 }
 
 dispatch! {
-    /// `DIM` is as in [`rows_of`]: rows of a known length in the usual formats are read without calls.
-    fn read_rows<const DIM: usize, const HASHED: bool, const CACHED: bool>(
+    /// `DIM` and `CODES` are as in [`rows_of`]: rows of a known length in the usual formats are read without calls.
+    fn read_rows<const DIM: usize, const CODES: bool, const HASHED: bool, const CACHED: bool>(
         held: &Held<'_>,
         pool: Option<&HostPool>,
         reader: &Reader,
@@ -254,29 +287,43 @@ dispatch! {
         out: &mut [u8],
     ) -> u64 {
         let (finder, mut ahead) = Finder::<DIM, HASHED, CACHED>::new(held, pool, keys);
-        let bytes = if DIM > 0 { 4 * DIM } else { reader.bytes };
-        let mut hits = 0;
-        for (i, (&key, out)) in keys.iter().zip(out.chunks_exact_mut(bytes)).enumerate() {
-            let (partition, spot) = finder.spot(i, &mut ahead);
-            match pool.filter(|_| spot.cached) {
-                Some(pool) => {
-                    // SAFETY: `held` borrows from read guards of these partitions, and the slot is of their parts.
-                    let weights = unsafe { pool.weights(spot.at) };
-                    match DIM {
-                        0 => (reader.hot)(reader.format, weights, out),
-                        _ => out.copy_from_slice(bytemuck::cast_slice(&weights[..DIM])),
+        let bytes = match DIM {
+            0 => reader.bytes,
+            _ if CODES => 2 + DIM,
+            _ => 4 * DIM,
+        };
+        let mut all_hits = 0;
+        for (group, out) in out.chunks_mut(GROUP * bytes).enumerate() {
+            let hits = if CACHED { ahead.found[group % RING].hits } else { 0 };
+            all_hits += hits as u64;
+            for turn in 0..out.len() / bytes {
+                finder.approach(group + SETS_AHEAD, turn, &mut ahead);
+                finder.find(group + ROWS_AHEAD, turn, &mut ahead);
+                let found = &ahead.found[group % RING];
+                let member = if CACHED { found.order[turn] as usize % GROUP } else { turn };
+                let Spot { at, partition } = found.spots[member];
+                let out = &mut out[member * bytes..][..bytes];
+                match pool.filter(|_| CACHED && turn < hits) {
+                    Some(pool) => {
+                        // SAFETY: `held` borrows from read guards of these partitions, and the slot is of their parts.
+                        let weights = unsafe { pool.weights(at) };
+                        match DIM {
+                            0 => (reader.hot)(reader.format, weights, out),
+                            _ if CODES => WeightFormat::Int8Symmetric.encode_nearest(&weights[..DIM], out),
+                            _ => out.copy_from_slice(bytemuck::cast_slice(&weights[..DIM])),
+                        }
                     }
+                    None => match (held.stored(partition, at), reader.stored) {
+                        (Some(row), _) if DIM > 0 && CODES => out.copy_from_slice(&row[..2 + DIM]),
+                        (Some(row), WeightFormat::Int8Symmetric) if DIM > 0 => {
+                            WeightFormat::Int8Symmetric.decode(&row[..2 + DIM], bytemuck::cast_slice_mut(out));
+                        }
+                        (Some(row), WeightFormat::F32) if DIM > 0 => out.copy_from_slice(&row[..4 * DIM]),
+                        (row, _) => reader.read_cold(held, keys[group * GROUP + member], row, out),
+                    },
                 }
-                None => match (held.stored(partition, spot.at), reader.stored) {
-                    (Some(row), WeightFormat::Int8Symmetric) if DIM > 0 => {
-                        WeightFormat::Int8Symmetric.decode(&row[..2 + DIM], bytemuck::cast_slice_mut(out));
-                    }
-                    (Some(row), WeightFormat::F32) if DIM > 0 => out.copy_from_slice(&row[..4 * DIM]),
-                    (row, _) => reader.read_cold(held, key, row, out),
-                },
             }
-            hits += u64::from(spot.cached);
         }
-        hits
+        all_hits
     }
 }

@@ -91,10 +91,13 @@ impl Engine {
     ) -> Result<()> {
         let guards = self.read_guards(tables.iter().zip(pulls).map(|(table, pull)| (&**table, pull.keys)));
         let held = self.hold(tables, &guards)?;
+        let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
+        // To begin with a piece takes time: what is not shared is not cut up.
+        let some = if self.compute.helps(rows) { JOB_ROWS } else { usize::MAX };
         let jobs = held
             .iter()
             .zip(pulls)
-            .flat_map(|(held, pull)| pull.keys.chunks(JOB_ROWS).map(move |keys| JobRows { held, keys, counted }));
+            .flat_map(|(held, pull)| pull.keys.chunks(some).map(move |keys| JobRows { held, keys, counted }));
         if let Some(slots) = tables.iter().find_map(|table| table.cuda()) {
             let jobs: Vec<JobRows<'_>> = jobs.collect();
             let coming = gpu_read::rows(slots.device(), &self.compute, format.weights(), &jobs, out);
@@ -111,7 +114,6 @@ impl Engine {
             rest = others;
             (job, mine)
         });
-        let rows = pulls.iter().map(|pull| pull.keys.len()).sum();
         self.compute.each(rows, jobs.collect(), |(JobRows { held, keys, counted }, out)| {
             let hits = pull::rows(format.weights(), held, keys, out);
             if counted {
