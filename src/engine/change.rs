@@ -9,7 +9,7 @@ use super::gpu_change::{self, Collected};
 use super::observe::{Observer, Seen};
 use super::order::Turn;
 use super::partition::Partition;
-use super::route::Groups;
+use super::route::{Groups, Route};
 use super::table::Table;
 use super::{Alteration, Assign, Change, ClientId, Engine, Lsn, Origin, Push, Remove, Touch};
 use crate::error::{Error, Result};
@@ -189,7 +189,7 @@ impl Engine {
         let unfinished = Unfinished(lsn);
         let rows: usize = parts.iter().map(|part| part.keys.len()).sum();
         // A GPU is given the work of all partitions at once.
-        match self.compute.helps(rows) || parts.iter().any(|part| part.table.cuda().is_some()) {
+        match rows >= LARGE || parts.iter().any(|part| part.table.cuda().is_some()) {
             true => {
                 let mut held = turn.take_all(&self.partitions);
                 drop(turn);
@@ -335,10 +335,14 @@ impl Engine {
         if parts.iter().any(|part| part.table.cuda().is_some()) {
             return self.apply_with_gpu(parts, held, rows);
         }
+        // What is not shared out by partition is best done in order, where the order makes no difference.
+        let alone = !self.compute.helps(rows);
+        let left: Vec<&Part<'_>> =
+            parts.iter().filter(|part| !(alone && part.apply_in_order(&self.route, held))).collect();
         // The guards stay on this thread; the compute threads borrow what they guard.
         let partitions = held.iter_mut().map(|guard| &mut **guard).enumerate().collect();
         self.compute.each(rows, partitions, |(place, partition): (usize, &mut Partition)| {
-            parts.iter().for_each(|part| part.apply(place, partition, seed, &mut Collected::default()));
+            left.iter().for_each(|part| part.apply(place, partition, seed, &mut Collected::default()));
         });
     }
 
@@ -372,6 +376,12 @@ enum Recognised {
     /// All its partitions have applied it.
     Duplicate,
 }
+
+/// Changes of so many rows take all partitions at once; smaller ones walk through them, several at a time.
+const LARGE: usize = 1024;
+
+/// Why a change finds its table in every partition.
+const NOT_DROPPED: &str = "a drop is ordered after every change of its table";
 
 /// Pieces of the partitions that a change is planned in, where a GPU waits for all of them.
 const GPU_JOBS: usize = 16;
@@ -445,13 +455,32 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Applies a push to a dense table of full-precision rows, whose parts do not depend on each other, in the order of the request.
+    /// `false` if it is not such a push, and nothing was done.
+    fn apply_in_order(&self, route: &Route, held: &mut [Guard<'_>]) -> bool {
+        let KeySpace::Dense { .. } = self.table.keys() else { return false };
+        let Action::Push { push, rule } = self.action else { return false };
+        if !self.table.layout().is_exact() || self.applied.contains(&true) {
+            return false;
+        }
+        let parts = held.iter_mut().map(|partition| partition.part_mut(self.table.id));
+        let mut parts: Vec<_> = parts.map(|part| part.expect(NOT_DROPPED)).collect();
+        parts
+            .iter_mut()
+            .enumerate()
+            .filter(|(place, _)| !self.groups.of(*place).is_empty())
+            .for_each(|(_, part)| part.before_change());
+        let place = |key| route.place(self.table.keys(), key);
+        apply::push_in_order(&mut parts, place, self.table, self.keys, push.gradients, &rule)
+    }
+
     fn apply<'p>(&'p self, place: usize, partition: &mut Partition, seed: u32, gpu: &mut Collected<'p>) {
         let positions = self.groups.of(place);
         if positions.is_empty() {
             return;
         }
         let Partition { id, write_backs, parts, .. } = partition;
-        let part = parts[self.table.id].as_mut().expect("a drop is ordered after every change of its table");
+        let part = parts[self.table.id].as_mut().expect(NOT_DROPPED);
         let numbering = Numbering { seed, partition: *id, next: write_backs };
         let visit = |update| Visit { table: self.table, keys: self.keys, positions, update, seen: self.seen.as_ref() };
         part.before_change();

@@ -148,6 +148,15 @@ impl TablePart {
         }
     }
 
+    /// The row of a key of a dense part.
+    #[inline(always)]
+    pub fn dense_row(&self, key: u64) -> u32 {
+        match &self.keys {
+            Keys::Dense { bits, .. } => (key >> bits) as u32,
+            Keys::Hashed(_) => unreachable!("only asked of dense parts"),
+        }
+    }
+
     /// The row of a key; a new key of a hashed table gets one, out of the room promised to it.
     #[inline(always)]
     pub fn find_or_add(&mut self, key: u64, mixed: u64) -> u32 {

@@ -131,6 +131,41 @@ fn spec() -> impl Strategy<Value = TableSpec> {
     })
 }
 
+/// Large pushes are applied in another way than small ones: to the same effect. Rows do not depend on each other, so that one push of
+/// many keys is several of a few.
+#[test]
+fn a_large_push_is_several_small_ones() {
+    for dim in [5, 16, 32, 64, 128] {
+        for optimizer in [Optimizer::Sgd, Optimizer::rowwise_adagrad(), Optimizer::adam()] {
+            let spec = TableSpec::dense("t", 4000, dim).precision(Precision::F32).optimizer(optimizer, 0.1);
+            let [at_once, in_pieces] = [(); 2].map(|()| engine_with(std::slice::from_ref(&spec), 8, 1));
+            let mut random = Random(dim as u64);
+            for step in 1..=3 {
+                // Distinct keys in no order.
+                let keys: Vec<u64> = (0..3000).map(|i| (i * 1237 + step * 11) % 4000).collect();
+                let mut gradients = random.numbers(keys.len() * dim);
+                let push = |engine: &hotrow::Engine, keys: &[u64], gradients: &[f32]| {
+                    engine.push(&[Push { table: "t", keys, gradients, step: Some(step), ..Push::default() }]).unwrap();
+                };
+                if step == 2 {
+                    // One of them once more, behind all others.
+                    let again = random.numbers(dim);
+                    push(&at_once, &[&keys[..], &keys[7..8]].concat(), &[&gradients[..], &again].concat());
+                    gradients[7 * dim..][..dim].iter_mut().zip(&again).for_each(|(sum, g)| *sum += g);
+                } else {
+                    push(&at_once, &keys, &gradients);
+                }
+                for (keys, gradients) in keys.chunks(700).zip(gradients.chunks(700 * dim)) {
+                    push(&in_pieces, keys, gradients);
+                }
+                assert_eq!(at_once.digests(), in_pieces.digests(), "dim {dim}, {optimizer:?}, push {step}");
+                let updated = |engine: &hotrow::Engine| engine.stats("t").unwrap().changes.updated_rows;
+                assert_eq!((updated(&at_once), updated(&in_pieces)), (3000 * step, 3000 * step));
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(300))]
 
