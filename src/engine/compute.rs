@@ -4,8 +4,9 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Requests of fewer rows are left to the thread that brings them.
-const PARALLEL_ROWS: usize = 1024;
+/// Requests of fewer rows are left to the thread that brings them: it is done with them in about the time that it takes to wake another,
+/// which takes a processor from whoever has it.
+const PARALLEL_ROWS: usize = 16_384;
 
 /// Threads that help with large requests.
 pub struct Compute {
@@ -35,7 +36,7 @@ impl Compute {
     }
 
     /// Runs the jobs of a request of this many rows. The caller begins at once and the helpers join when they are awake:
-    /// to wake a thread takes as long as a thousand rows.
+    /// to wake a thread takes as long as thousands of rows.
     pub fn each<J: Send>(&self, rows: usize, jobs: Vec<J>, run: impl Fn(J) + Sync) {
         let Some(helpers) = self.helpers.as_ref().filter(|_| self.helps(rows) && jobs.len() > 1) else {
             return jobs.into_iter().for_each(run);

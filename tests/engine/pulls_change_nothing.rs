@@ -89,7 +89,7 @@ proptest! {
                 _ => {}
             }
             // Now and then enough keys for the compute threads.
-            let keys = if random.below(8) == 0 { keys.repeat(1024 / keys.len() + 1) } else { keys };
+            let keys = if random.below(8) == 0 { keys.repeat(support::SHARED / keys.len() + 1) } else { keys };
             let (engine, dim) = (&pair.engine, pair.spec.dim);
             let before = (engine.digests(), engine.last_lsn(), engine.memory_used());
             let stats = engine.stats("t").unwrap();

@@ -8,7 +8,7 @@ use hotrow::{
 
 use crate::reference;
 use crate::support::random::{Random, key};
-use crate::support::{bits, formats, to_reference_precision, to_reference_quantizer};
+use crate::support::{SHARED, bits, formats, to_reference_precision, to_reference_quantizer};
 
 const FORMATS: [(RowFormat, Precision); 4] = [
     (RowFormat::F32, Precision::F32),
@@ -32,7 +32,7 @@ fn trained(spec: &TableSpec, seed: u64) -> (Engine, Vec<u64>) {
     }
     engine.remove(&[Remove { table: "t", keys: &keys[..20] }]).unwrap();
     // Every key more than once, in no order, and enough of them for the compute threads.
-    let asked = (0..1500).map(|_| keys[random.below(KEYS) as usize]).collect();
+    let asked = (0..SHARED).map(|_| keys[random.below(KEYS) as usize]).collect();
     (engine, asked)
 }
 

@@ -59,12 +59,16 @@ fn digests(tables: &[TableSpec], changes: &[Owned], threads: usize, readers: u64
     engine.digests()
 }
 
-/// Random changes: most of a few rows, every `large_every`-th large enough for the compute threads.
+/// Random changes: most of a few rows, every `large_every`-th of many, and every other of these large enough for the compute threads.
 fn changes(tables: &[TableSpec], seed: u64, count: usize, large_every: usize, large: usize) -> Vec<Owned> {
     let mut random = Random(seed);
     (1..=count)
         .map(|i| {
-            let rows = if i % large_every == 0 { large } else { 1 + random.below(40) as usize };
+            let rows = match (i % large_every, i / large_every % 2) {
+                (0, 0) => support::SHARED,
+                (0, _) => large,
+                _ => 1 + random.below(40) as usize,
+            };
             Owned::random(&mut random, tables, rows)
         })
         .collect()
@@ -102,7 +106,7 @@ fn a_digest_sees_every_change() {
     // Without this the tests above could hold for the wrong reason.
     for (seed, (format, policy, optimizer)) in support::matrix().into_iter().step_by(7).enumerate() {
         let tables = two_tables(format, policy, optimizer);
-        let mut changes = changes(&tables, seed as u64, 20, 40, 0);
+        let mut changes = changes(&tables, seed as u64, 20, 40, 1100);
         let last_push = changes.iter().rposition(|change| matches!(change, Owned::Push(_))).unwrap();
         changes.truncate(last_push + 1);
         let (_, without) = changes.split_last().unwrap();

@@ -19,6 +19,9 @@ pub fn cases(usual: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(usual * scale) }
 }
 
+/// Rows of a request that the compute threads help with.
+pub const SHARED: usize = 17_000;
+
 /// The configuration that tests start from. With `HOTROW_TEST_POOL=cuda` hot rows are on an emulated GPU.
 pub fn config() -> EngineConfig {
     let pool = if emulated::wanted() { emulated::pool() } else { PoolConfig::Host };
