@@ -58,6 +58,7 @@ pub mod numeric;
 pub mod proto;
 pub mod server;
 mod table;
+mod tcp;
 mod wire;
 
 pub use cache::cuda::{CudaConfig, Device, DeviceInfo, DeviceStats};

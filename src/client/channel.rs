@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use http::HeaderValue;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
@@ -15,6 +17,7 @@ use super::error::{Error, Result};
 use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto::admin_client::AdminClient;
 use crate::proto::data_client::DataClient;
+use crate::tcp::Tcp;
 
 /// The largest HTTP/2 frame that is taken: large ones cost less per byte.
 const FRAME: u32 = 1 << 20;
@@ -35,7 +38,6 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
     let mut endpoint = Endpoint::from_shared(uri)
         .map_err(|e| bad(e.to_string()))?
         .connect_timeout(Duration::from_secs(5))
-        .tcp_nodelay(true)
         .max_frame_size(FRAME)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(4 * WINDOW)
@@ -46,7 +48,7 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
         let path = path.trim_start_matches("//").to_string();
         return Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
         })));
     }
     if endpoint.uri().port().is_none() {
@@ -55,7 +57,10 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
     if let Some(tls) = tls {
         endpoint = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
     }
-    Ok(endpoint.connect_lazy())
+    let mut connector = HttpConnector::new();
+    // TLS is spoken on top of it.
+    connector.enforce_http(false);
+    Ok(endpoint.connect_with_connector_lazy(connector.map_response(|io| TokioIo::new(Tcp::new(io.into_inner())))))
 }
 
 /// Several connections to one shard, taken in turn: one connection is one thread's work at either end.

@@ -17,6 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::reload::Reloaded;
+use crate::tcp::Tcp;
 
 /// A peer that does not finish its handshake in this time is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -28,7 +29,7 @@ pub struct Connection {
 }
 
 enum Io {
-    Tcp(TcpStream),
+    Tcp(Tcp),
     Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
@@ -66,11 +67,12 @@ impl Listeners {
                     },
                     () = accepted.closed() => return,
                 };
-                let _ = stream.set_nodelay(true);
                 let Some(tls) = &tls else {
-                    let _ = accepted.send(Ok(Connection { io: Io::Tcp(stream), _counted: counted })).await;
+                    let io = Io::Tcp(Tcp::new(stream));
+                    let _ = accepted.send(Ok(Connection { io, _counted: counted })).await;
                     continue;
                 };
+                let _ = stream.set_nodelay(true);
                 // A slow handshake must not keep others waiting.
                 let (acceptor, accepted) = (TlsAcceptor::from(tls.get()), accepted.clone());
                 tokio::spawn(async move {
