@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// What can be found wrong is found before anything is sent to anybody.
+    /// What can be found wrong is found before anything is sent to anybody: here, and numbers that are not finite when they are copied.
     async fn check_pushes(&self, pushes: &[Push<'_>]) -> Result<Vec<TableInfo>> {
         let mut infos = Vec::with_capacity(pushes.len());
         for push in pushes {
@@ -172,9 +172,6 @@ impl Client {
             let (table, what, actual) = (push.table.into(), "gradients", push.gradients.len());
             if actual != expected {
                 return Err(Error::Invalid(crate::error::Error::WrongLength { table, what, expected, actual }));
-            }
-            if !all_finite(push.gradients) {
-                return Err(Error::Invalid(crate::error::Error::NotFinite { table, what }));
             }
             if let crate::table::KeySpace::Dense { rows } = info.keys
                 && let Some(&key) = push.keys.iter().find(|&&key| key >= rows)
@@ -194,7 +191,7 @@ impl Client {
         infos: &[TableInfo],
         pushes: &[Push<'_>],
     ) -> Result<PendingPush> {
-        let tables = self.split_pushes(cluster, infos, pushes);
+        let tables = self.split_pushes(cluster, infos, pushes)?;
         let room = Arc::clone(&self.pushes.room).acquire_owned().await.expect("the semaphore is never closed");
         let mut last = self.pushes.last.lock().await;
         if self.pushes.closed.load(Ordering::Relaxed) {
@@ -247,7 +244,12 @@ impl Client {
     }
 
     /// Each shard's share. Gradients of the same key are summed in order of appearance, as a shard would.
-    fn split_pushes(&self, cluster: &Cluster, infos: &[TableInfo], pushes: &[Push<'_>]) -> Vec<Vec<proto::TablePush>> {
+    fn split_pushes(
+        &self,
+        cluster: &Cluster,
+        infos: &[TableInfo],
+        pushes: &[Push<'_>],
+    ) -> Result<Vec<Vec<proto::TablePush>>> {
         let shards = cluster.shards.len();
         let mut split_tables = vec![Vec::new(); shards];
         for (info, push) in infos.iter().zip(pushes) {
@@ -261,9 +263,10 @@ impl Client {
                 step: push.step,
                 ..Default::default()
             };
+            let not_finite = || crate::error::Error::NotFinite { table: push.table.into(), what: "gradients" };
             if split.is_plain() {
                 if !push.keys.is_empty() {
-                    split_tables[0].push(message(push.keys, self.encode(push.gradients)));
+                    split_tables[0].push(message(push.keys, self.encode(push.gradients).ok_or_else(not_finite)?));
                 }
                 continue;
             }
@@ -277,26 +280,36 @@ impl Client {
             }
             for (shard, (share, sums)) in split.shards.iter().zip(sums).enumerate() {
                 if !share.keys.is_empty() {
-                    split_tables[shard].push(message(&share.keys, self.encode(&sums)));
+                    split_tables[shard].push(message(&share.keys, self.encode(&sums).ok_or_else(not_finite)?));
                 }
             }
         }
-        split_tables
+        Ok(split_tables)
     }
 
-    fn encode(&self, gradients: &[f32]) -> Bytes {
-        match self.options.gradients {
-            RowFormat::F16 => {
-                let mut halves = vec![f16::ZERO; gradients.len()];
-                halves.convert_from_f32_slice(gradients);
-                wire::packed(&halves)
+    /// Gradients as they travel, or `None` if one is not finite. A sum with one that is not finite is not finite either.
+    fn encode(&self, gradients: &[f32]) -> Option<Bytes> {
+        const SOME: usize = 1024;
+        let mut bytes = Vec::with_capacity(self.options.gradients.row_bytes(gradients.len()));
+        // Some are checked while they are near, on their way to the copy.
+        for some in gradients.chunks(SOME) {
+            if !all_finite(some) {
+                return None;
             }
-            RowFormat::Bf16 => {
-                let mut halves = vec![bf16::ZERO; gradients.len()];
-                halves.convert_from_f32_slice(gradients);
-                wire::packed(&halves)
+            match self.options.gradients {
+                RowFormat::F16 => {
+                    let mut halves = [f16::ZERO; SOME];
+                    halves[..some.len()].convert_from_f32_slice(some);
+                    bytes.extend_from_slice(bytemuck::cast_slice(&halves[..some.len()]));
+                }
+                RowFormat::Bf16 => {
+                    let mut halves = [bf16::ZERO; SOME];
+                    halves[..some.len()].convert_from_f32_slice(some);
+                    bytes.extend_from_slice(bytemuck::cast_slice(&halves[..some.len()]));
+                }
+                _ => bytes.extend_from_slice(bytemuck::cast_slice(some)),
             }
-            _ => wire::packed(gradients),
         }
+        Some(bytes.into())
     }
 }
