@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockWriteGuard;
 
 use super::apply::{self, Numbering, Visit};
+use super::exact;
 use super::gpu_change::{self, Collected};
 use super::observe::{Observer, Seen};
 use super::order::Turn;
@@ -471,7 +472,7 @@ impl<'a> Part<'a> {
             .filter(|(place, _)| !self.groups.of(*place).is_empty())
             .for_each(|(_, part)| part.before_change());
         let place = |key| route.place(self.table.keys(), key);
-        apply::push_in_order(&mut parts, place, self.table, self.keys, push.gradients, &rule)
+        exact::push_in_order(&mut parts, place, self.table, self.keys, push.gradients, &rule)
     }
 
     fn apply<'p>(&'p self, place: usize, partition: &mut Partition, seed: u32, gpu: &mut Collected<'p>) {

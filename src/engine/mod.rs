@@ -12,6 +12,7 @@ mod clients;
 mod compute;
 mod create;
 pub(crate) mod distinct;
+mod exact;
 mod gpu_change;
 mod gpu_read;
 mod held;
