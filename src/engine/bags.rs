@@ -21,6 +21,8 @@ const BLOCK: usize = 128;
 const SETS_AHEAD: usize = 16;
 /// How many rows ahead they are asked for, when they are read.
 const ROWS_AHEAD: usize = 8;
+/// How many keys ahead rows are asked for whose place is known at once.
+const KEYS_AHEAD: usize = 32;
 
 /// What is known of a block of keys.
 struct Block<'a> {
@@ -228,6 +230,13 @@ thread_local! {
 /// Reads bags as one row each: cached rows first, in order, then the others, in order. Returns how many were cached.
 pub fn pooled(held: &Held<'_>, bags: &Bags<'_>, mut out: &mut [f32]) -> u64 {
     let dim = held.table.dim();
+    if !held.kind().hashed && !held.kind().cached && held.table.layout().is_exact() {
+        WORK.with_borrow_mut(|work| {
+            work.row.resize(dim, 0.0);
+            sum_in_order(held, bags, &mut work.row, out);
+        });
+        return 0;
+    }
     let run_into = |run: Bags<'_>| {
         let (mine, rest) = std::mem::take(&mut out).split_at_mut(run.offsets.len() * dim);
         out = rest;
@@ -258,6 +267,48 @@ dispatch! {
         }
         divide(bags, held.table.dim(), out);
         found.slots.len() as u64
+    }
+}
+
+dispatch! {
+    /// Bags of a dense table that stores full-precision rows: where they are is known at once, and all come in order.
+    fn sum_in_order(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f32], out: &mut [f32]) {
+        match held.table.dim() {
+            16 => sum_rows::<16>(held, bags, scratch, out),
+            32 => sum_rows::<32>(held, bags, scratch, out),
+            64 => sum_rows::<64>(held, bags, scratch, out),
+            _ => sum_rows::<0>(held, bags, scratch, out),
+        }
+        divide(bags, held.table.dim(), out);
+    }
+}
+
+/// `DIM` and `scratch` are as in [`add_others`].
+#[inline(always)]
+fn sum_rows<const DIM: usize>(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f32], out: &mut [f32]) {
+    let dim = if DIM > 0 { DIM } else { held.table.dim() };
+    out.fill(0.0);
+    let mut start = 0;
+    for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
+        let mut known = [0.0; DIM];
+        let end = bags.end_of(bag);
+        for key in start..end {
+            if let Some(&ahead) = bags.keys.get(key + KEYS_AHEAD) {
+                let (partition, row) = held.dense(ahead);
+                simd::prefetch_lines::<true>(held.addresses(false, partition, row).0, 0, held.row_lines);
+            }
+            let (partition, row) = held.dense(bags.keys[key]);
+            let other = Other { key: key as u32, bag: bag as u32, partition, row };
+            let row = exact_row(held, bags, other, &mut scratch[..dim]);
+            match row.as_array::<DIM>() {
+                Some(row) if DIM > 0 => add_other(bags, other, row, &mut known),
+                _ => add_other(bags, other, row, out),
+            }
+        }
+        if DIM > 0 {
+            out.copy_from_slice(&known);
+        }
+        start = end;
     }
 }
 
@@ -336,19 +387,25 @@ fn add_others<const DIM: usize>(
                 held.prefetch(ahead.partition, ahead.row);
             }
             number += 1;
-            let row = match held.exact(other.partition, other.row) {
-                Some(row) => &row[..dim],
-                None => {
-                    held.read(bags.keys[other.key as usize], other.partition, other.row, &mut scratch[..dim]);
-                    &scratch[..dim]
-                }
-            };
+            let row = exact_row(held, bags, other, &mut scratch[..dim]);
             match row.as_array::<DIM>() {
                 Some(row) if DIM > 0 => add_other(bags, other, row, &mut known),
                 _ => add_other(bags, other, row, out),
             }
         }
         out[..DIM].copy_from_slice(&known);
+    }
+}
+
+/// A row at full precision: as it is stored, or worked out in `scratch`.
+#[inline(always)]
+fn exact_row<'r>(held: &Held<'r>, bags: &Bags<'_>, other: Other, scratch: &'r mut [f32]) -> &'r [f32] {
+    match held.exact(other.partition, other.row) {
+        Some(row) => &row[..scratch.len()],
+        None => {
+            held.read(bags.keys[other.key as usize], other.partition, other.row, scratch);
+            scratch
+        }
     }
 }
 

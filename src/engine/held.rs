@@ -105,6 +105,12 @@ impl<'a> Held<'a> {
         Place { tags: view.tags.approach(set), slot: view.first_slot + set, partition }
     }
 
+    /// A key's partition, and its row there, in a dense table.
+    #[inline(always)]
+    pub(super) fn dense(&self, key: u64) -> (u32, u32) {
+        (self.route.dense(key), (key >> self.route.bits()) as u32)
+    }
+
     /// A key's row in its part, and a bit for the way that holds it, if it is cached.
     #[inline(always)]
     pub(super) fn find(&self, kind: Kind, level: Level, key: u64, place: &Place<'a>) -> (u32, u32) {
