@@ -13,22 +13,64 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Who asks for more than this is in the middle of a frame: frames' heads are read into a smaller buffer.
-const LARGE: usize = 64 << 10;
+/// What a client sends before its first frame.
+const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 
-/// A connection.
+/// A connection that speaks HTTP/2 without TLS.
 pub struct Tcp {
     stream: TcpStream,
+    frames: Frames,
     /// How many bytes must have come before it is woken.
     woken_for: usize,
 }
 
+/// Where in the frames that it reads a connection is. What the reader asks for does not tell: its buffer may have room for more than the
+/// frame, and whoever waited for that would wait for ever.
+struct Frames {
+    /// What has come of a frame's head: its length in three bytes, then six others.
+    head: [u8; 9],
+    head_len: usize,
+    /// What has not come of the frame.
+    left: usize,
+}
+
+impl Frames {
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let here = match self.left {
+                0 => bytes.len().min(self.head.len() - self.head_len),
+                left => bytes.len().min(left),
+            };
+            let (passed, rest) = bytes.split_at(here);
+            bytes = rest;
+            if self.left > 0 {
+                self.left -= here;
+                continue;
+            }
+            self.head[self.head_len..][..here].copy_from_slice(passed);
+            self.head_len = (self.head_len + here) % self.head.len();
+            if self.head_len == 0 {
+                self.left = u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]) as usize;
+            }
+        }
+    }
+}
+
 impl Tcp {
-    /// Sends what is small at once, too.
-    pub fn new(stream: TcpStream) -> Tcp {
-        // A connection without it works.
+    /// One that a client has opened.
+    pub fn accepted(stream: TcpStream) -> Tcp {
+        Tcp::new(stream, PREFACE)
+    }
+
+    /// One to a server.
+    pub fn connected(stream: TcpStream) -> Tcp {
+        Tcp::new(stream, 0)
+    }
+
+    fn new(stream: TcpStream, before_frames: usize) -> Tcp {
+        // What is small is sent at once, too. A connection that does not do so works.
         let _ = stream.set_nodelay(true);
-        Tcp { stream, woken_for: 1 }
+        Tcp { stream, frames: Frames { head: [0; 9], head_len: 0, left: before_frames }, woken_for: 1 }
     }
 
     /// Asks to be woken for so many bytes, or at the end of the stream. The kernel sees to it that they fit, and wakes for fewer where
@@ -58,10 +100,11 @@ impl Tcp {
 impl AsyncRead for Tcp {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let wanted = buf.remaining();
+        let before = buf.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
-        // Whoever reads asks for what is left of the frame. Where that has come by now, this wakes the task.
-        this.wake_for(if wanted > LARGE { buf.remaining().max(1) } else { 1 });
+        this.frames.pass(&buf.filled()[before..]);
+        // Where the rest of the frame has come by now, this wakes the task.
+        this.wake_for(this.frames.left.max(1));
         read
     }
 }
@@ -105,33 +148,64 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let sender = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         sender.set_nodelay(true).unwrap();
-        (sender, Tcp::new(listener.accept().await.unwrap().0))
+        (sender, Tcp::connected(listener.accept().await.unwrap().0))
     }
 
-    /// Bytes come in pieces with pauses between them, large reads and small ones in turn, and all of them arrive.
+    /// A frame with this many bytes behind its head.
+    fn frame(len: usize) -> Vec<u8> {
+        let mut frame = (len as u32).to_be_bytes()[1..].to_vec();
+        frame.extend([0; 6]);
+        frame.extend((0..len).map(|i| (i % 251) as u8));
+        frame
+    }
+
+    /// Frames of many lengths come in pieces with pauses between them, into a buffer that has room for more than any of them, and all
+    /// arrive without one behind it.
     #[tokio::test]
     async fn nothing_that_comes_is_missed() {
-        let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
         let (mut sender, mut receiver) = pair().await;
-        let to_send = sent.clone();
-        let sending = tokio::spawn(async move {
-            for piece in to_send.chunks(170_001) {
-                sender.write_all(piece).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(1)).await;
+        let mut buffer = vec![0; 2 << 20];
+        for len in [0, 1, 9, 100_000, 700_000, 64, 1 << 20, 65_536, 300_000] {
+            let sent = frame(len);
+            let to_send = sent.clone();
+            let sending = tokio::spawn(async move {
+                for piece in to_send.chunks(170_001) {
+                    sender.write_all(piece).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                sender
+            });
+            let mut came = 0;
+            while came < sent.len() {
+                let read = tokio::time::timeout(Duration::from_secs(10), receiver.read(&mut buffer[came..])).await;
+                came += read.unwrap_or_else(|_| panic!("{came} of {} bytes came", sent.len())).unwrap();
             }
-        });
-        let mut came = vec![0; sent.len()];
-        let mut rest = came.as_mut_slice();
-        for len in [9, 1 << 20, 9, 100_000, 64, 1 << 20].into_iter().cycle() {
-            let (now, later) = rest.split_at_mut(len.min(rest.len()));
-            receiver.read_exact(now).await.unwrap();
-            rest = later;
-            if rest.is_empty() {
-                break;
+            assert!(buffer[..came] == sent, "{len} bytes came as others");
+            sender = sending.await.unwrap();
+        }
+    }
+
+    #[test]
+    fn frames_are_followed_however_they_come() {
+        let mut stream = vec![7; PREFACE];
+        let lens = [0, 5, 300, 0, 0, 70_000, 1];
+        lens.iter().for_each(|&len| stream.extend(frame(len)));
+        for piece in [1, 2, 8, 9, 10, 33, 1000, stream.len()] {
+            let mut frames = Frames { head: [0; 9], head_len: 0, left: PREFACE };
+            for (i, bytes) in stream.chunks(piece).enumerate() {
+                frames.pass(bytes);
+                let came = i * piece + bytes.len();
+                // The frame that `came` is in, if it is behind its head.
+                let mut end = PREFACE;
+                let mut left = end.saturating_sub(came);
+                for len in lens {
+                    let start = end + 9;
+                    end = start + len;
+                    left = if came >= start { end.saturating_sub(came) } else { left };
+                }
+                assert_eq!(frames.left, left, "after {came} bytes in pieces of {piece}");
             }
         }
-        sending.await.unwrap();
-        assert_eq!(came, sent);
     }
 
     /// The end of a stream in the middle of a frame is seen, though the rest of the frame will never come.
@@ -139,10 +213,10 @@ mod tests {
     async fn an_end_is_seen() {
         let (mut sender, mut receiver) = pair().await;
         let reading = tokio::spawn(async move {
-            let mut frame = vec![0; 1 << 20];
-            receiver.read_exact(&mut frame).await.map(drop)
+            let mut buffer = vec![0; 1 << 20];
+            receiver.read_exact(&mut buffer).await.map(drop)
         });
-        sender.write_all(&[1; 100_000]).await.unwrap();
+        sender.write_all(&frame(1 << 20)[..100_000]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(sender);
         let read = tokio::time::timeout(Duration::from_secs(10), reading).await.expect("it waits for ever").unwrap();
@@ -155,20 +229,16 @@ mod tests {
     async fn a_frame_wakes_once() {
         let (mut sender, mut receiver) = pair().await;
         // Small enough for the socket's buffers, whatever they are.
-        let mut frame = vec![0; LARGE + 20_000];
-        sender.write_all(&[1; 10_000]).await.unwrap();
+        let sent = frame(80_000);
+        let mut buffer = vec![0; 1 << 20];
+        sender.write_all(&sent[..10_000]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let first = receiver.read(&mut frame).await.unwrap();
-        assert_eq!(first, 10_000);
-        let mut rest = vec![0; frame.len() - first];
-        assert!(rest.len() > LARGE);
-        // Polled once, so that it knows what is wanted.
-        assert!(futures_util::poll!(std::pin::pin!(receiver.read(&mut rest))).is_pending());
-        sender.write_all(&[2; 10_000]).await.unwrap();
-        let early = tokio::time::timeout(Duration::from_millis(50), receiver.read(&mut rest)).await;
+        assert_eq!(receiver.read(&mut buffer).await.unwrap(), 10_000);
+        sender.write_all(&sent[10_000..20_000]).await.unwrap();
+        let early = tokio::time::timeout(Duration::from_millis(50), receiver.read(&mut buffer)).await;
         assert!(early.is_err(), "woken by {early:?} of what it waits for");
-        sender.write_all(&vec![3; rest.len() - 10_000]).await.unwrap();
-        let whole = tokio::time::timeout(Duration::from_secs(10), receiver.read(&mut rest)).await;
-        assert_eq!(whole.expect("it waits for ever").unwrap(), rest.len());
+        sender.write_all(&sent[20_000..]).await.unwrap();
+        let whole = tokio::time::timeout(Duration::from_secs(10), receiver.read(&mut buffer)).await;
+        assert_eq!(whole.expect("it waits for ever").unwrap(), sent.len() - 10_000);
     }
 }

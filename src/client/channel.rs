@@ -35,7 +35,7 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
     let bare = address.trim_start_matches("http://").trim_start_matches("https://");
     let unix = bare.strip_prefix("unix:");
     let uri = if unix.is_some() { "http://localhost".to_string() } else { format!("{scheme}://{bare}") };
-    let mut endpoint = Endpoint::from_shared(uri)
+    let endpoint = Endpoint::from_shared(uri)
         .map_err(|e| bad(e.to_string()))?
         .connect_timeout(Duration::from_secs(5))
         .max_frame_size(FRAME)
@@ -55,12 +55,11 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
         return Err(bad("there is no port".into()));
     }
     if let Some(tls) = tls {
-        endpoint = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
+        let secure = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
+        return Ok(secure.tcp_nodelay(true).connect_lazy());
     }
-    let mut connector = HttpConnector::new();
-    // TLS is spoken on top of it.
-    connector.enforce_http(false);
-    Ok(endpoint.connect_with_connector_lazy(connector.map_response(|io| TokioIo::new(Tcp::new(io.into_inner())))))
+    let connected = HttpConnector::new().map_response(|io| TokioIo::new(Tcp::connected(io.into_inner())));
+    Ok(endpoint.connect_with_connector_lazy(connected))
 }
 
 /// Several connections to one shard, taken in turn: one connection is one thread's work at either end.

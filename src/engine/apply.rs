@@ -25,6 +25,7 @@ use crate::table::TablePart;
 
 /// A row that is not in the cache.
 const NO_SLOT: u32 = u32::MAX;
+
 /// What a push or touch does to one part.
 pub struct Visit<'a> {
     /// The table.

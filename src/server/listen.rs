@@ -68,7 +68,7 @@ impl Listeners {
                     () = accepted.closed() => return,
                 };
                 let Some(tls) = &tls else {
-                    let io = Io::Tcp(Tcp::new(stream));
+                    let io = Io::Tcp(Tcp::accepted(stream));
                     let _ = accepted.send(Ok(Connection { io, _counted: counted })).await;
                     continue;
                 };
