@@ -180,30 +180,27 @@ impl HostPool {
         });
     }
 
-    /// Rounds a slot into a stored row; `decoded` has room for its weights. The slots of `next` are asked for.
+    /// Rounds slots into stored rows, one after the other in `rows`; `decoded` has room for the weights of one.
     ///
     /// # Safety
     /// See [`Pool`].
     #[inline(always)]
-    pub unsafe fn write_back(
-        &self,
-        leaving: WriteBack,
-        next: &[WriteBack],
-        row: &mut [u8],
-        decoded: &mut [f32],
-    ) -> RoundingError {
-        if let Some(next) = next.get(AHEAD - 1) {
-            self.prefetch(Some(&next.slot));
+    pub unsafe fn write_back(&self, leaving: &[WriteBack], rows: &mut [u8], decoded: &mut [f32]) -> RoundingError {
+        let full = leaving.iter().map(|leaving| {
+            // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
+            let (weights, state) = unsafe { self.slot(leaving.slot) };
+            (weights, state, Noise { seed: self.seed, partition: leaving.partition, write_back: leaving.number })
+        });
+        self.layout.encode_many(full, rows);
+        let mut error = RoundingError::default();
+        for (leaving, row) in leaving.iter().zip(rows.chunks_exact(self.layout.row_bytes())) {
+            if RoundingError::samples(leaving.number) {
+                self.layout.decode_weights(row, decoded);
+                // SAFETY: as above.
+                error.add(RoundingError::between(unsafe { self.weights(leaving.slot) }, decoded));
+            }
         }
-        // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-        let (weights, state) = unsafe { self.slot(leaving.slot) };
-        let noise = Noise { seed: self.seed, partition: leaving.partition, write_back: leaving.number };
-        self.layout.encode(weights, state, &noise, row);
-        if !RoundingError::samples(leaving.number) {
-            return RoundingError::default();
-        }
-        self.layout.decode_weights(row, decoded);
-        RoundingError::between(weights, decoded)
+        error
     }
 
     /// Decodes a stored row into a slot.

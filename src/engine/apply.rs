@@ -79,6 +79,8 @@ pub(super) struct Work {
     /// Dirty rows that leave, and where they go.
     leaving: Vec<WriteBack>,
     leaving_rows: Vec<u32>,
+    /// Rows as they are rounded, before they are stored.
+    rounded: Vec<u8>,
     /// Stored rows that come in.
     fill_slots: Vec<u32>,
     fill_bytes: Vec<u8>,
@@ -297,13 +299,11 @@ dispatch! {
     /// Only called from `work_on_host`, whose caller has promised to hold the part's partition exclusively.
     fn exchange(pool: &HostPool, part: &mut TablePart, table: &Table, work: &mut Work) {
         let dim = table.dim();
-        let mut error = RoundingError::default();
-        for (i, (&leaving, &row)) in work.leaving.iter().zip(&work.leaving_rows).enumerate() {
-            let (next, to) = (&work.leaving[i + 1..], part.store(row));
-            // SAFETY: the caller's lock; every slot was evicted once.
-            error.add(unsafe { pool.write_back(leaving, next, to, &mut work.scratch[..dim]) });
-        }
-        part.counts.rounding_error.add(error);
+        let Work { leaving, leaving_rows, rounded, scratch, .. } = work;
+        rounded.resize(leaving.len() * table.layout().row_bytes(), 0);
+        // SAFETY: the caller's lock; every slot was evicted once.
+        part.counts.rounding_error.add(unsafe { pool.write_back(leaving, rounded, &mut scratch[..dim]) });
+        put(part, leaving_rows.iter().copied(), rounded);
         for (i, slot) in admitted(&work.missing, &work.slots) {
             let slot = part.first_slot + slot;
             match part.stored(work.rows[i]) {
@@ -317,6 +317,15 @@ dispatch! {
                 }
             }
         }
+    }
+}
+
+/// Stores rows that lie one after the other.
+#[inline(always)]
+fn put(part: &mut TablePart, rows: impl ExactSizeIterator<Item = u32>, stored: &[u8]) {
+    let bytes = stored.len() / rows.len().max(1);
+    for (row, stored) in rows.zip(stored.chunks_exact(bytes.max(1))) {
+        part.store(row).copy_from_slice(stored);
     }
 }
 
@@ -358,17 +367,16 @@ dispatch! {
 dispatch! {
     /// Steps rows for which the cache had no way: read, stepped, and rounded back.
     fn conflicts(part: &mut TablePart, visit: &Visit<'_>, values: &[f32], rule: &Rule, numbering: &Numbering<'_>, work: &mut Work) {
-        let Work { distinct, rows, slots, conflicts, picked, ends, scratch, .. } = work;
+        let Work { distinct, rows, slots, conflicts, picked, ends, scratch, load_rows: full, rounded, .. } = work;
         let layout = visit.table.layout();
-        let dim = layout.dim;
-        let (weights, rest) = scratch.split_at_mut(dim);
-        let (state, rest) = rest.split_at_mut(layout.state.numbers());
-        let (sum, changed) = rest.split_at_mut(dim);
+        let (dim, slot_len) = (layout.dim, layout.slot_len());
+        let (sum, changed) = scratch[..2 * dim].split_at_mut(dim);
         distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
         let gradients = Gradients { values, picked, ends };
-        for (c, &(i, number)) in conflicts.iter().enumerate() {
-            let row = rows[i as usize];
-            match part.stored(row) {
+        full.resize(conflicts.len() * slot_len, 0.0);
+        for (c, (&(i, _), full)) in conflicts.iter().zip(full.chunks_exact_mut(slot_len)).enumerate() {
+            let (weights, state) = full.split_at_mut(dim);
+            match part.stored(rows[i as usize]) {
                 Some(bytes) => layout.decode(bytes, weights, state),
                 None => {
                     visit.table.initial.weights(distinct.keys[i as usize], weights);
@@ -376,11 +384,19 @@ dispatch! {
                 }
             }
             rule.apply(weights, state, gradients.of(c, sum), changed);
-            let bytes = part.store(row);
-            layout.encode(weights, state, &numbering.noise(number), bytes);
+        }
+        rounded.resize(conflicts.len() * layout.row_bytes(), 0);
+        let stepped = conflicts.iter().zip(full.chunks_exact(slot_len)).map(|(&(_, number), full)| {
+            let (weights, state) = full.split_at(dim);
+            (weights, state, numbering.noise(number))
+        });
+        layout.encode_many(stepped, rounded);
+        put(part, conflicts.iter().map(|&(i, _)| rows[i as usize]), rounded);
+        let stored = rounded.chunks_exact(layout.row_bytes()).zip(full.chunks_exact(slot_len));
+        for (&(_, number), (stored, full)) in conflicts.iter().zip(stored) {
             if RoundingError::samples(number) {
-                layout.decode_weights(bytes, changed);
-                part.counts.rounding_error.add(RoundingError::between(weights, changed));
+                layout.decode_weights(stored, changed);
+                part.counts.rounding_error.add(RoundingError::between(&full[..dim], changed));
             }
         }
     }

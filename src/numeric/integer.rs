@@ -2,17 +2,32 @@
 //!
 //! A row is `scale (bf16) | zero point (i16, affine only) | codes`. The scale is widened until every element
 //! falls on a code, so nothing is clamped when it is rounded, and there is no absolute epsilon.
+//!
+//! `unsafe` lives here to call the functions for an instruction set, after the CPU was asked for it.
 
 use super::Rounding;
 use super::philox::{self, Noise, domain};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::simd;
 
-const MAGNITUDE: u32 = 0x7fff_ffff;
+pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
 /// 2^126: larger elements are limited to it, so that no code times its scale overflows.
-const LIMIT: f32 = f32::from_bits((126 + 127) << 23);
+pub(super) const LIMIT: f32 = f32::from_bits((126 + 127) << 23);
 /// The scale of a row with a NaN or an infinity: the whole row reads as NaN.
 const POISON: u16 = 0x7fc0;
 /// Elements that share eight Philox blocks.
 pub(super) const GROUP: usize = 64;
+
+/// A row, and where it is rounded to.
+#[derive(Default)]
+pub struct RowToRound<'a> {
+    /// Its numbers.
+    pub x: &'a [f32],
+    /// Which rounding it is.
+    pub noise: Noise,
+    /// Where it is stored.
+    pub to: &'a mut [u8],
+}
 
 /// How numbers become codes: `(x - origin) / step`, rounded, plus `offset`.
 #[derive(Clone, Copy)]
@@ -21,6 +36,15 @@ pub(super) struct Scale {
     pub step: f32,
     pub offset: i32,
 }
+
+/// Steps by which [`Scale`]'s division can be done without dividing, which takes a third of the time. With the step's
+/// reciprocal `r`, `q = x * r` is nearly the quotient; what is left, `x - q * step`, is exact in a fused operation; and
+/// `q + left * r` is the quotient as a division rounds it. That was tried for every step and number (see the test of `codes_avx2.rs`): a step
+/// has eight significant bits, and powers of two change nothing within this range. Where `left` is too small to be
+/// exact the quotient is so small that its last bits make no difference to the code.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) const WITHOUT_DIVIDING: std::ops::RangeInclusive<f32> =
+    f32::from_bits((127 - 60) << 23)..=f32::from_bits((127 + 60) << 23);
 
 /// A small number plus 1.5 * 2^23 is rounded to a whole one, ties to even, which stands in its lowest bits, two's complement and
 /// all. A cast would do, but its checks for NaN and range keep the compiler from vectorising it.
@@ -52,7 +76,7 @@ fn min_max(x: &[f32]) -> (f32, f32) {
 
 /// The largest symmetric code of a width.
 #[inline(always)]
-const fn largest(bits: u32) -> i32 {
+pub(super) const fn largest(bits: u32) -> i32 {
     (1 << (bits - 1)) - 1
 }
 
@@ -180,8 +204,7 @@ fn decode_codes<const BITS: u32>(data: &[u8], out: &mut [f32], value: impl Fn(u8
     }
 }
 
-/// Rounds a row of codes of a width, symmetric or affine. There is a function for each of the usual lengths, whose loops have
-/// no ends to look after.
+/// Rounds a row of codes of a width, symmetric or affine.
 #[inline(always)]
 pub(super) fn encode<const BITS: u32, const AFFINE: bool>(
     x: &[f32],
@@ -189,48 +212,56 @@ pub(super) fn encode<const BITS: u32, const AFFINE: bool>(
     noise: &Noise,
     row: &mut [u8],
 ) {
-    match x.len() {
-        16 => encode_row::<BITS, AFFINE, 16>(x, rounding, noise, row),
-        32 => encode_row::<BITS, AFFINE, 32>(x, rounding, noise, row),
-        64 => encode_row::<BITS, AFFINE, 64>(x, rounding, noise, row),
-        128 => encode_row::<BITS, AFFINE, 128>(x, rounding, noise, row),
-        _ => encode_row::<BITS, AFFINE, 0>(x, rounding, noise, row),
-    }
+    encode_rows::<BITS, AFFINE>(x.len(), rounding, &mut [RowToRound { x, noise: *noise, to: row }]);
 }
 
-/// Rounds rows of `dim` elements that lie side by side; each takes the next write-back number.
+/// Rounds rows of `dim` elements. There is a function for each of the usual lengths, whose loops have no ends to look after.
 #[inline(always)]
 pub(super) fn encode_rows<const BITS: u32, const AFFINE: bool>(
     dim: usize,
-    x: &[f32],
     rounding: Rounding,
-    noise: Noise,
-    rows: &mut [u8],
+    rows: &mut [RowToRound<'_>],
 ) {
     match dim {
-        16 => encode_rows_of::<BITS, AFFINE, 16>(dim, x, rounding, noise, rows),
-        32 => encode_rows_of::<BITS, AFFINE, 32>(dim, x, rounding, noise, rows),
-        64 => encode_rows_of::<BITS, AFFINE, 64>(dim, x, rounding, noise, rows),
-        128 => encode_rows_of::<BITS, AFFINE, 128>(dim, x, rounding, noise, rows),
-        _ => encode_rows_of::<BITS, AFFINE, 0>(dim, x, rounding, noise, rows),
+        16 => encode_rows_of::<BITS, AFFINE, 16>(dim, rounding, rows),
+        32 => encode_rows_of::<BITS, AFFINE, 32>(dim, rounding, rows),
+        64 => encode_rows_of::<BITS, AFFINE, 64>(dim, rounding, rows),
+        128 => encode_rows_of::<BITS, AFFINE, 128>(dim, rounding, rows),
+        _ => encode_rows_of::<BITS, AFFINE, 0>(dim, rounding, rows),
     }
 }
 
+/// `LEN` is `dim`, or 0 where that is not one of the usual ones; so too below.
 #[inline(always)]
+#[allow(unsafe_code)]
 fn encode_rows_of<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     dim: usize,
-    x: &[f32],
     rounding: Rounding,
-    mut noise: Noise,
-    rows: &mut [u8],
+    rows: &mut [RowToRound<'_>],
 ) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if super::codes::encode_rows::<BITS, AFFINE, LEN>(dim, x, rounding, noise, rows) {
-        return;
+    {
+        use super::{codes_avx2, codes_avx512};
+        let level = simd::level();
+        if level.has_avx512() {
+            let alike = |a: &RowToRound<'_>, b: &RowToRound<'_>| a.noise.differs_in_number_only(&b.noise);
+            for rows in rows.chunk_by_mut(alike).flat_map(|rows| rows.chunks_mut(codes_avx512::MOST)) {
+                // SAFETY: the CPU has AVX-512.
+                unsafe { codes_avx512::encode::<BITS, AFFINE, LEN>(dim, rounding, rows) };
+            }
+            return;
+        }
+        if level.has_avx2() {
+            for RowToRound { x, noise, to } in rows {
+                // SAFETY: the CPU has AVX2.
+                unsafe { codes_avx2::encode_row::<BITS, AFFINE, LEN>(x, rounding, noise, to) };
+            }
+            return;
+        }
     }
-    for (row, x) in rows.chunks_exact_mut(row_bytes::<BITS, AFFINE>(dim)).zip(x.chunks_exact(dim)) {
-        encode_row::<BITS, AFFINE, LEN>(x, rounding, &noise, row);
-        noise.write_back += 1;
+    let _ = dim;
+    for RowToRound { x, noise, to } in rows {
+        row_portable::<BITS, AFFINE, LEN>(x, rounding, noise, to);
     }
 }
 
@@ -240,23 +271,9 @@ pub(super) const fn row_bytes<const BITS: u32, const AFFINE: bool>(dim: usize) -
     (if AFFINE { 4 } else { 2 }) + (dim * BITS as usize).div_ceil(8)
 }
 
-/// `LEN` is the number of elements, or 0 where that is not one of the usual ones.
-#[inline(always)]
-fn encode_row<const BITS: u32, const AFFINE: bool, const LEN: usize>(
-    x: &[f32],
-    rounding: Rounding,
-    noise: &Noise,
-    row: &mut [u8],
-) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if super::codes::encode_row::<BITS, AFFINE, LEN>(x, rounding, noise, row) {
-        return;
-    }
-    row_portable::<BITS, AFFINE, LEN>(x, rounding, noise, row);
-}
-
+/// Rounds a row on any CPU.
 #[inline(never)]
-fn row_portable<const BITS: u32, const AFFINE: bool, const LEN: usize>(
+pub(super) fn row_portable<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     x: &[f32],
     rounding: Rounding,
     noise: &Noise,
@@ -265,7 +282,7 @@ fn row_portable<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     encode_with::<BITS, AFFINE, LEN>(x, rounding, noise, row, portable);
 }
 
-/// [`encode_row`] by a kernel.
+/// Rounds a row by a kernel.
 #[inline(always)]
 pub(super) fn encode_with<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     x: &[f32],

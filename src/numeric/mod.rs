@@ -4,7 +4,9 @@
 //! `docs/NUMERICS.md` is the contract. This room knows nothing of tables, caches or requests.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-mod codes;
+mod codes_avx2;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod codes_avx512;
 pub mod float;
 pub mod format;
 pub mod hash;
@@ -15,6 +17,7 @@ pub mod simd;
 pub mod sum;
 
 pub use format::{Precision, Quantizer, Rounding, WeightFormat};
+pub use integer::RowToRound;
 pub use philox::Noise;
 pub use rule::{Rule, Step};
 

@@ -96,31 +96,87 @@ pub(super) fn words_avx2(noise: &Noise, group: usize, domain: u32) -> [std::arch
     vector_rounds([first, second, third, fourth], Key { seed: noise.seed, domain })
 }
 
-/// The same, each in the lower half of 64 bits; what is in the upper halves does not matter.
+/// Random words for a group of many rows of one seed and partition, by AVX-512. As only write-back numbers differ, what the first three
+/// rounds make of all else is worked out once.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-#[inline]
-pub(super) fn words_avx512(noise: &Noise, group: usize, mut domain: u32) -> [std::arch::x86_64::__m512i; 4] {
-    use std::arch::x86_64::*;
-    let first = _mm512_add_epi64(_mm512_set1_epi64((group * LANES) as i64), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    let each = |word: u32| _mm512_set1_epi64(i64::from(word));
-    let [mut c0, mut c1, mut c2, mut c3] =
-        [first, each(noise.write_back as u32), each((noise.write_back >> 32) as u32), each(noise.partition)];
-    let (m0, m1) = (each(M0), each(M1));
-    // Not by a shift, which only one of the two units for vectors can do.
-    let upper = |product| _mm512_shuffle_epi32::<0b10_11_00_01>(product);
-    // Kept in memory: an instruction spreads a number from there for nothing, and one from a register takes another instruction.
-    let seeds: [u64; ROUNDS] =
-        std::array::from_fn(|round| u64::from(noise.seed.wrapping_add(W0.wrapping_mul(round as u32))));
-    for &seed in std::hint::black_box(&seeds) {
-        let (p0, p1) = (_mm512_mul_epu32(c0, m0), _mm512_mul_epu32(c2, m1));
-        // Both exclusive ors at once.
-        c0 = _mm512_ternarylogic_epi64::<0x96>(upper(p1), c1, _mm512_set1_epi64(seed as i64));
-        c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), c3, each(domain));
-        (c1, c3) = (p1, p0);
-        domain = domain.wrapping_add(W1);
+pub(super) struct RowsAvx512 {
+    /// By what the words of a block differ in round two and three. A word is in the lower half of 64 bits; what is in the upper
+    /// halves does not matter, here and below.
+    second: std::arch::x86_64::__m512i,
+    third: [std::arch::x86_64::__m512i; 3],
+    /// The keys of the rounds.
+    keys: [[u64; 2]; ROUNDS],
+    /// What the first round makes of a write-back number of 0.
+    first: u32,
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl RowsAvx512 {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    pub fn new(noise: &Noise, group: usize, domain: u32) -> RowsAvx512 {
+        use std::arch::x86_64::*;
+        let each = |word: u32| _mm512_set1_epi64(i64::from(word));
+        let (m0, m1) = (each(M0), each(M1));
+        let mut key = Key { seed: noise.seed, domain };
+        let keys = std::array::from_fn(|_| {
+            let words = [u64::from(key.seed), u64::from(key.domain)];
+            key = key.next();
+            words
+        });
+        let [seeds, domains]: [[__m512i; 3]; 2] =
+            [0, 1].map(|which| std::array::from_fn(|round| each(keys[round][which] as u32)));
+        // A round, where c0 and c2 are the same in all rows. c1 is in no block's way: it is the write-back number, and comes later.
+        let block =
+            _mm512_add_epi64(_mm512_set1_epi64((group * LANES) as i64), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+        let upper_number = u64::from(M1) * (noise.write_back >> 32);
+        let p0 = _mm512_mul_epu32(block, m0);
+        let c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), each(noise.partition), domains[0]);
+        let p1 = _mm512_mul_epu32(c2, m1);
+        let c0 = _mm512_ternarylogic_epi64::<0x96>(upper(p1), each(upper_number as u32), seeds[1]);
+        let last = _mm512_mul_epu32(c0, m0);
+        RowsAvx512 {
+            second: _mm512_xor_si512(p0, domains[1]),
+            third: [_mm512_xor_si512(p1, seeds[2]), _mm512_xor_si512(upper(last), domains[2]), last],
+            keys,
+            first: (upper_number >> 32) as u32 ^ noise.seed,
+        }
     }
-    [c0, c1, c2, c3]
+
+    /// The words behind [`Noise::group`] for the lower halves of some write-back numbers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    pub fn words<const ROWS: usize>(&self, numbers: [u32; ROWS]) -> [[std::arch::x86_64::__m512i; 4]; ROWS] {
+        use std::arch::x86_64::*;
+        let (m0, m1) = (_mm512_set1_epi64(i64::from(M0)), _mm512_set1_epi64(i64::from(M1)));
+        let mut rows = [[_mm512_setzero_si512(); 4]; ROWS];
+        for (c, number) in rows.iter_mut().zip(numbers) {
+            let p0 = _mm512_set1_epi64((u64::from(number ^ self.first) * u64::from(M0)) as i64);
+            let p1 = _mm512_mul_epu32(_mm512_xor_si512(upper(p0), self.second), m1);
+            let [c0, c2, c3] = self.third;
+            *c = [_mm512_xor_si512(upper(p1), c0), p1, _mm512_xor_si512(p0, c2), c3];
+        }
+        // Rows take turns: each has to wait for its own last instruction.
+        for key in &self.keys[3..] {
+            let [seed, domain] = key.map(|word| _mm512_set1_epi64(word as i64));
+            for c in &mut rows {
+                let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
+                // Both exclusive ors at once.
+                let c0 = _mm512_ternarylogic_epi64::<0x96>(upper(p1), c[1], seed);
+                let c2 = _mm512_ternarylogic_epi64::<0x96>(upper(p0), c[3], domain);
+                *c = [c0, p1, c2, p0];
+            }
+        }
+        rows
+    }
+}
+
+/// Upper halves of 64 bits, in both halves. Not by a shift, which fewer of the units for vectors can do.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn upper(product: std::arch::x86_64::__m512i) -> std::arch::x86_64::__m512i {
+    std::arch::x86_64::_mm512_shuffle_epi32::<0b11_11_01_01>(product)
 }
 
 /// The instruction multiplies the lower halves of 64 bits, so lanes with even numbers and those with odd ones go through
@@ -153,7 +209,7 @@ fn vector_rounds(counters: [std::arch::x86_64::__m256i; 4], key: Key) -> [std::a
 }
 
 /// Which rounding of which row: the counter behind 16 random bits per element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Noise {
     /// The cluster's seed.
     pub seed: u32,
@@ -164,6 +220,14 @@ pub struct Noise {
 }
 
 impl Noise {
+    /// Whether it is another's but for the lower half of the write-back number.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline(always)]
+    pub(super) fn differs_in_number_only(&self, other: &Noise) -> bool {
+        let rest = |noise: &Noise| (noise.seed, noise.partition, noise.write_back >> 32);
+        rest(self) == rest(other)
+    }
+
     /// The random words of elements `64 * group ..`; see [`half()`] for which element takes which half.
     #[inline(always)]
     pub fn group(self, group: usize, domain: u32) -> [[u32; LANES]; 4] {

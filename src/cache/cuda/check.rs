@@ -110,11 +110,8 @@ fn differs_in(device: &Arc<Device>, layout: RowLayout, rule: &Rule) -> crate::er
     let leaving: Vec<WriteBack> =
         all.iter().map(|&slot| WriteBack { slot, partition: 2, number: u64::from(slot) << 33 }).collect();
     let mut ours = vec![0; ROWS as usize * layout.row_bytes()];
-    let mut error = RoundingError::default();
-    for (&leaving, row) in leaving.iter().zip(ours.chunks_exact_mut(layout.row_bytes())) {
-        // SAFETY: as above.
-        error.add(unsafe { host.write_back(leaving, &[], row, &mut [0.0; DIM]) });
-    }
+    // SAFETY: as above.
+    let error = unsafe { host.write_back(&leaving, &mut ours, &mut [0.0; DIM]) };
     let (mut theirs, mut squares) = (Vec::new(), 0.0);
     let mut land = |count: usize, bytes: &[u8]| {
         for ((row, error), leaving) in Rounded::new(&layout, count).rows(bytes).zip(&leaving) {
