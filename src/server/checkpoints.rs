@@ -503,7 +503,7 @@ impl Service for CheckpointsService {
         let shard = Arc::clone(&self.shard);
         let (sender, messages) = Sender::new();
         // It goes on if the caller leaves: half a checkpoint is of no use.
-        tokio::spawn(async move {
+        self.shard.runtime.spawn(async move {
             let saved = shard.save_cluster(&label, incremental, |message| sender.say(message)).await;
             let complete = saved.map(|manifest| proto::SaveProgress {
                 sequence: manifest.sequence,
@@ -530,7 +530,7 @@ impl Service for CheckpointsService {
         }
         let shard = Arc::clone(&self.shard);
         let (sender, messages) = Sender::new();
-        tokio::spawn(async move {
+        self.shard.runtime.spawn(async move {
             let expected_bytes = shard.engine.memory_used();
             let say = |lsn, bytes| {
                 sender.say(proto::SaveShardProgress { lsn, bytes, expected_bytes, file: String::new() });

@@ -10,22 +10,24 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::reload::Reloaded;
+use super::threads::Dealer;
 use crate::tcp::Tcp;
 
 /// A peer that does not finish its handshake in this time is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long to wait where there is no room for another: out of file descriptors, mostly, until some are given back.
+const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// A connection, counted while it lives.
 pub struct Connection {
     io: Io,
-    _counted: OwnedSemaphorePermit,
+    _counted: Counted,
 }
 
 enum Io {
@@ -34,59 +36,68 @@ enum Io {
     Unix(UnixStream),
 }
 
-/// Accepts connections until the receiver is gone.
+/// Among all connections, and among those of its thread.
+type Counted = (OwnedSemaphorePermit, Arc<()>);
+
+/// A connection that is on no thread's runtime yet.
+pub struct Arrival {
+    socket: Socket,
+    room: OwnedSemaphorePermit,
+}
+
+enum Socket {
+    Tcp(std::net::TcpStream, Option<TlsAcceptor>),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Arrival {
+    /// Goes on on the runtime of this thread, and is counted among its connections. `None` if it is no good.
+    pub async fn connect(self, thread: Arc<()>) -> Option<Connection> {
+        match self.socket.connect().await {
+            Ok(io) => Some(Connection { io, _counted: (self.room, thread) }),
+            Err(reason) => {
+                tracing::debug!("a connection was given up: {reason}");
+                None
+            }
+        }
+    }
+}
+
+impl Socket {
+    async fn connect(self) -> io::Result<Io> {
+        match self {
+            Socket::Unix(socket) => Ok(Io::Unix(UnixStream::from_std(socket)?)),
+            Socket::Tcp(socket, None) => Ok(Io::Tcp(Tcp::accepted(TcpStream::from_std(socket)?))),
+            Socket::Tcp(socket, Some(tls)) => {
+                let socket = TcpStream::from_std(socket)?;
+                // What is small is sent at once, too. A connection that does not do so works.
+                let _ = socket.set_nodelay(true);
+                let peer = socket.peer_addr()?;
+                match tokio::time::timeout(HANDSHAKE, tls.accept(socket)).await {
+                    Ok(Ok(stream)) => Ok(Io::Tls(Box::new(stream))),
+                    Ok(Err(error)) => Err(io::Error::other(format!("TLS handshake with {peer} failed: {error}"))),
+                    Err(_) => Err(io::Error::other(format!("TLS handshake with {peer} took too long"))),
+                }
+            }
+        }
+    }
+}
+
+/// Accepts connections for as long as they are taken.
 pub struct Listeners {
-    /// Where connections arrive.
-    pub connections: ReceiverStream<io::Result<Connection>>,
-    accepted: mpsc::Sender<io::Result<Connection>>,
+    dealer: Arc<Dealer>,
     room: Arc<Semaphore>,
 }
 
 impl Listeners {
     /// None yet; at most `max` connections at a time.
-    pub fn new(max: usize) -> Listeners {
-        let (accepted, connections) = mpsc::channel(16);
-        Listeners { connections: ReceiverStream::new(connections), accepted, room: Arc::new(Semaphore::new(max)) }
+    pub fn new(dealer: Dealer, max: usize) -> Listeners {
+        Listeners { dealer: Arc::new(dealer), room: Arc::new(Semaphore::new(max)) }
     }
 
     /// Accepts on TCP, with TLS where it is set up.
     pub fn tcp(&self, listener: TcpListener, tls: Option<Arc<Reloaded<ServerConfig>>>) {
-        let (accepted, room) = (self.accepted.clone(), Arc::clone(&self.room));
-        tokio::spawn(async move {
-            loop {
-                let counted = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
-                let (stream, peer) = tokio::select! {
-                    connection = listener.accept() => match connection {
-                        Ok(connection) => connection,
-                        Err(error) => {
-                            // Out of file descriptors, mostly: wait for some to be given back.
-                            tracing::warn!("cannot accept a connection: {error}");
-                            tokio::time::sleep(Duration::from_millis(100)).await;
-                            continue;
-                        }
-                    },
-                    () = accepted.closed() => return,
-                };
-                let Some(tls) = &tls else {
-                    let io = Io::Tcp(Tcp::accepted(stream));
-                    let _ = accepted.send(Ok(Connection { io, _counted: counted })).await;
-                    continue;
-                };
-                let _ = stream.set_nodelay(true);
-                // A slow handshake must not keep others waiting.
-                let (acceptor, accepted) = (TlsAcceptor::from(tls.get()), accepted.clone());
-                tokio::spawn(async move {
-                    match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                        Ok(Ok(stream)) => {
-                            let io = Io::Tls(Box::new(stream));
-                            let _ = accepted.send(Ok(Connection { io, _counted: counted })).await;
-                        }
-                        Ok(Err(error)) => tracing::debug!("TLS handshake with {peer} failed: {error}"),
-                        Err(_) => tracing::debug!("TLS handshake with {peer} took too long"),
-                    }
-                });
-            }
-        });
+        self.accept_on(Listener::Tcp(listener, tls));
     }
 
     /// Accepts on a Unix socket. A socket file that nobody listens on is replaced.
@@ -98,26 +109,44 @@ impl Listeners {
             std::fs::remove_file(path).map_err(|e| format!("{}: {e}", path.display()))?;
         }
         let listener = UnixListener::bind(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let (accepted, room) = (self.accepted.clone(), Arc::clone(&self.room));
-        let path = path.to_path_buf();
+        self.accept_on(Listener::Unix(listener));
+        Ok(())
+    }
+
+    fn accept_on(&self, listener: Listener) {
+        let (dealer, room) = (Arc::clone(&self.dealer), Arc::clone(&self.room));
         tokio::spawn(async move {
             loop {
-                let counted = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+                let room = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
                 tokio::select! {
-                    connection = listener.accept() => match connection {
-                        Ok((stream, _)) => {
-                            let _ = accepted.send(Ok(Connection { io: Io::Unix(stream), _counted: counted })).await;
-                        }
+                    socket = listener.accept() => match socket {
+                        Ok(socket) => dealer.deal(Arrival { socket, room }),
                         Err(error) => {
-                            tracing::warn!("cannot accept a connection on {}: {error}", path.display());
-                            tokio::time::sleep(Duration::from_millis(100)).await;
+                            tracing::warn!("cannot accept a connection: {error}");
+                            tokio::time::sleep(NO_ROOM).await;
                         }
                     },
-                    () = accepted.closed() => return,
+                    () = dealer.closed() => return,
                 }
             }
         });
-        Ok(())
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener, Option<Arc<Reloaded<ServerConfig>>>),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Listener::Tcp(listener, tls) => {
+                let stream = listener.accept().await?.0.into_std()?;
+                Ok(Socket::Tcp(stream, tls.as_ref().map(|tls| TlsAcceptor::from(tls.get()))))
+            }
+            Listener::Unix(listener) => Ok(Socket::Unix(listener.accept().await?.0.into_std()?)),
+        }
     }
 }
 

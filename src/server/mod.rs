@@ -20,6 +20,7 @@ mod reload;
 mod shard;
 mod status;
 mod tables;
+mod threads;
 mod tls;
 
 use std::net::SocketAddr;
@@ -32,8 +33,10 @@ use anyhow::{Context as _, Result, anyhow};
 use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+use tonic::service::Routes;
 
 use self::admin::AdminService;
 use self::auth::Tokens;
@@ -45,6 +48,7 @@ use self::listen::Listeners;
 use self::reload::Reloaded;
 use self::shard::Shard;
 use self::tables::TablesService;
+use self::threads::{Connections, Threads};
 use crate::cache::cuda::DeviceInfo;
 use crate::client::Credentials;
 use crate::engine::Engine;
@@ -116,6 +120,7 @@ impl Server {
             cut_bytes: AtomicU64::new(0),
             started: Instant::now(),
             draining: watch::Sender::new(false),
+            runtime: Handle::current(),
         });
         shard.metrics.watch(&shard);
         let http = match config.server.http.is_empty() {
@@ -150,12 +155,15 @@ impl Server {
                 Some(made.map_err(|e| anyhow!(e))?)
             }
         };
-        let listeners = Listeners::new(config.server.max_connections);
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        let services = services(&shard, tokens).await?;
+        let (threads, dealer) = Threads::start(count, move |connections| serve(services.clone(), connections))?;
+        let listeners = Listeners::new(dealer, config.server.max_connections);
         listeners.tcp(listener, tls);
         if !config.server.unix.as_os_str().is_empty() {
             listeners.unix(&config.server.unix).await.map_err(|e| anyhow!("--unix: {e}"))?;
         }
-        let serving = tokio::spawn(serve_grpc(Arc::clone(&shard), tokens, listeners));
+        let serving = tokio::spawn(threads.done());
         tokio::spawn(expire(Arc::clone(&shard)));
         tokio::spawn(checkpoints::save_regularly(Arc::clone(&shard)));
         let drain_time = Duration::from_secs(config.server.drain_seconds);
@@ -213,7 +221,7 @@ impl Server {
     }
 
     /// Finishes what is under way, refuses what is new, and ends.
-    pub async fn drain(self) -> Result<()> {
+    pub async fn drain(mut self) -> Result<()> {
         self.shard.drain();
         let shard = Arc::clone(&self.shard);
         let only_watchers_left = async move {
@@ -222,7 +230,7 @@ impl Server {
             tokio::time::sleep(LAST_ANSWERS).await;
         };
         let ended = tokio::select! {
-            ended = self.serving => ended?,
+            ended = &mut self.serving => ended?,
             () = only_watchers_left => Ok(()),
             () = tokio::time::sleep(self.drain_time) => {
                 let seconds = self.drain_time.as_secs();
@@ -238,6 +246,7 @@ impl Server {
             log.forget(*lsn)?;
         }
         // The process may go on, and start another server: its port and folder are free.
+        self.serving.abort();
         if let Some((_, http)) = &self.http {
             http.abort();
         }
@@ -280,20 +289,15 @@ async fn serve_http(address: &str, shard: &Arc<Shard>) -> Result<(SocketAddr, Jo
     Ok((address, serving))
 }
 
-async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, listeners: Listeners) -> Result<()> {
+/// All services, behind the gate.
+async fn services(shard: &Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>) -> Result<Services> {
     let (mut health, health_service) = tonic_health::server::health_reporter();
     let names = ["", "hotrow.v1.Data", "hotrow.v1.Tables", "hotrow.v1.Admin", "hotrow.v1.Checkpoints"];
     for name in names {
         health.set_service_status(name, tonic_health::ServingStatus::Serving).await;
     }
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    let limit = shard.max_request;
     let mut draining = shard.draining.subscribe();
-    let ending = async move {
+    tokio::spawn(async move {
         // Fails only if the sender is gone, and then there is nothing left to serve.
         let _ = draining.wait_for(|draining| *draining).await;
         for name in names {
@@ -301,8 +305,39 @@ async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, li
             // Ends the streams of those who watch, which would be waited for.
             health.clear_service_status(name).await;
         }
+    });
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let Listeners { connections, .. } = listeners;
+    let limit = shard.max_request;
+    let mut routes = Routes::builder();
+    routes
+        .add_service(DataService::new(Arc::clone(shard)))
+        .add_service(TablesServer::new(TablesService { shard: Arc::clone(shard) }).max_decoding_message_size(limit))
+        .add_service(AdminServer::new(AdminService { shard: Arc::clone(shard) }).max_decoding_message_size(limit))
+        .add_service(CheckpointsServer::new(CheckpointsService { shard: Arc::clone(shard) }))
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?);
+    Ok(Services { routes: routes.routes(), gate: GateLayer { shard: Arc::clone(shard), tokens } })
+}
+
+/// What a connection may ask for.
+#[derive(Clone)]
+struct Services {
+    routes: Routes,
+    gate: GateLayer,
+}
+
+/// Serves the connections of one thread until the shard is told to end and all are closed.
+async fn serve(services: Services, connections: Connections) -> Result<()> {
+    let mut draining = services.gate.shard.draining.subscribe();
+    let ending = async move {
+        // Fails only if the sender is gone, and then there is nothing left to serve.
+        let _ = draining.wait_for(|draining| *draining).await;
+    };
     tonic::transport::Server::builder()
         .max_frame_size(FRAME)
         .initial_stream_window_size(WINDOW)
@@ -310,14 +345,8 @@ async fn serve_grpc(shard: Arc<Shard>, tokens: Option<Arc<Reloaded<Tokens>>>, li
         .max_concurrent_streams(STREAMS)
         .http2_keepalive_interval(Some(Duration::from_secs(20)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
-        .layer(GateLayer { shard: Arc::clone(&shard), tokens })
-        .add_service(DataService::new(Arc::clone(&shard)))
-        .add_service(TablesServer::new(TablesService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
-        .add_service(AdminServer::new(AdminService { shard: Arc::clone(&shard) }).max_decoding_message_size(limit))
-        .add_service(CheckpointsServer::new(CheckpointsService { shard: Arc::clone(&shard) }))
-        .add_service(health_service)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
+        .layer(services.gate)
+        .add_routes(services.routes)
         .serve_with_incoming_shutdown(connections, ending)
         .await?;
     Ok(())

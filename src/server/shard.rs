@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
@@ -78,6 +79,8 @@ pub struct Shard {
     pub started: Instant,
     /// True when this shard is ending.
     pub draining: watch::Sender<bool>,
+    /// Runs what outlives the request that asked for it. A thread that serves connections ends with them.
+    pub runtime: Handle,
 }
 
 impl Shard {

@@ -1,0 +1,135 @@
+//! The threads that serve connections.
+//!
+//! Each has a runtime of its own, and connections are dealt out to them: all that happens to a request happens on one thread. On one
+//! runtime of several threads, whoever is woken wakes the next to look for more work, and that one takes the processor that a client
+//! on the same host has need of.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result};
+use futures_util::future;
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::listen::{Arrival, Connection};
+
+/// Connections as a thread serves them.
+pub type Connections = ReceiverStream<io::Result<Connection>>;
+
+/// Deals out connections to threads.
+pub struct Dealer {
+    lanes: Vec<Lane>,
+}
+
+/// With what counts it among the connections of its thread.
+type Dealt = (Arrival, Arc<()>);
+
+/// The way to a thread.
+struct Lane {
+    arrivals: mpsc::UnboundedSender<Dealt>,
+    /// One copy here and one for each connection.
+    live: Arc<()>,
+}
+
+impl Dealer {
+    /// Hands a connection to the thread that has the fewest.
+    pub fn deal(&self, arrival: Arrival) {
+        let lane = self.lanes.iter().min_by_key(|lane| Arc::strong_count(&lane.live)).expect("there is a thread");
+        // A thread that takes no more is ending, and so is the server.
+        let _ = lane.arrivals.send((arrival, Arc::clone(&lane.live)));
+    }
+
+    /// Resolves when no thread takes connections any more.
+    pub async fn closed(&self) {
+        future::join_all(self.lanes.iter().map(|lane| lane.arrivals.closed())).await;
+    }
+}
+
+/// Threads that serve until they are done, or until this is dropped.
+pub struct Threads {
+    threads: Vec<Thread>,
+}
+
+struct Thread {
+    /// Ends it when it is dropped.
+    stop: Option<oneshot::Sender<()>>,
+    done: Option<oneshot::Receiver<Result<()>>>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts so many threads, each of which runs what `serve` makes of its connections.
+    pub fn start<F>(
+        count: usize,
+        serve: impl Fn(Connections) -> F + Clone + Send + 'static,
+    ) -> Result<(Threads, Dealer)>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        let (mut threads, mut lanes) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (arrivals, arrived) = mpsc::unbounded_channel();
+            let (stop, stopped) = oneshot::channel();
+            let (said, done) = oneshot::channel();
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let serve = serve.clone();
+            let run = move || {
+                let (accepted, connections) = mpsc::channel(16);
+                let ended = runtime.block_on(async {
+                    tokio::spawn(take(arrived, accepted));
+                    tokio::select! {
+                        ended = serve(ReceiverStream::new(connections)) => ended,
+                        // Nothing is ever sent: the other end is gone.
+                        _ = stopped => Ok(()),
+                    }
+                });
+                // What has not ended by now is not waited for.
+                runtime.shutdown_background();
+                // Nobody may be there to hear it.
+                let _ = said.send(ended);
+            };
+            let handle = std::thread::Builder::new().name("hotrow-serve".into()).spawn(run)?;
+            threads.push(Thread { stop: Some(stop), done: Some(done), handle: Some(handle) });
+            lanes.push(Lane { arrivals, live: Arc::default() });
+        }
+        Ok((Threads { threads }, Dealer { lanes }))
+    }
+
+    /// Resolves when all threads are done, or one has failed.
+    pub async fn done(mut self) -> Result<()> {
+        let done = self.threads.iter_mut().filter_map(|thread| thread.done.take());
+        let done = done.map(async |done| done.await.context("a thread that serves connections has panicked")?);
+        future::try_join_all(done).await.map(drop)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.threads.iter_mut().for_each(|thread| drop(thread.stop.take()));
+        for handle in self.threads.iter_mut().filter_map(|thread| thread.handle.take()) {
+            // One that has panicked has said so.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// Makes connections of what arrives, until nobody takes them.
+async fn take(mut arrived: mpsc::UnboundedReceiver<Dealt>, accepted: mpsc::Sender<io::Result<Connection>>) {
+    loop {
+        let arrival = tokio::select! {
+            arrival = arrived.recv() => arrival,
+            () = accepted.closed() => return,
+        };
+        let Some((arrival, live)) = arrival else { return };
+        let accepted = accepted.clone();
+        // A slow handshake must not keep others waiting.
+        tokio::spawn(async move {
+            if let Some(connection) = arrival.connect(live).await {
+                let _ = accepted.send(Ok(connection)).await;
+            }
+        });
+    }
+}
