@@ -203,15 +203,15 @@ impl HostPool {
         error
     }
 
-    /// Decodes a stored row into a slot.
+    /// Decodes a stored row into a slot. `DIM` is as in [`RowLayout::known`].
     ///
     /// # Safety
     /// See [`Pool`].
     #[inline(always)]
-    pub unsafe fn fill_one(&self, slot: u32, row: &[u8]) {
+    pub unsafe fn fill_one<const DIM: usize>(&self, slot: u32, row: &[u8]) {
         // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
         let (weights, state) = unsafe { self.slot_mut(slot) };
-        self.layout.decode(row, weights, state);
+        self.layout.known::<DIM>().decode(row, weights, state);
     }
 }
 
@@ -268,7 +268,7 @@ dispatch! {
     fn fill(pool: &HostPool, slots: &[u32], rows: &[u8]) {
         for (&slot, row) in slots.iter().zip(rows.chunks_exact(pool.layout.row_bytes())) {
             // SAFETY: the caller's exclusive locks, by the contract of `Pool`.
-            unsafe { pool.fill_one(slot, row) };
+            unsafe { pool.fill_one::<0>(slot, row) };
         }
     }
 }

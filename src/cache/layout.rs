@@ -51,6 +51,13 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
+    /// The same, with the number of weights known to the compiler: `DIM`, or as it is where that is 0. Loops of a known length are unrolled.
+    #[inline(always)]
+    pub fn known<const DIM: usize>(&self) -> RowLayout {
+        debug_assert!(DIM == 0 || DIM == self.dim);
+        RowLayout { dim: if DIM > 0 { DIM } else { self.dim }, ..*self }
+    }
+
     /// Bytes of a stored row.
     #[inline(always)]
     pub fn row_bytes(&self) -> usize {
@@ -80,14 +87,14 @@ impl RowLayout {
     /// Reads the weights of a stored row.
     #[inline(always)]
     pub fn decode_weights(&self, row: &[u8], out: &mut [f32]) {
-        self.weights.decode(&row[..self.weights.bytes(self.dim)], out);
+        self.weights.decode(&row[..self.weights.bytes(self.dim)], &mut out[..self.dim]);
     }
 
     /// Reads a stored row.
     #[inline(always)]
     pub fn decode(&self, row: &[u8], weights: &mut [f32], state: &mut [f32]) {
         let (stored, stored_state) = row.split_at(self.weights.bytes(self.dim));
-        self.weights.decode(stored, weights);
+        self.weights.decode(stored, &mut weights[..self.dim]);
         match self.state.precision {
             StatePrecision::F32 => WeightFormat::F32.decode(stored_state, state),
             StatePrecision::Bf16 => float::decode_bf16(stored_state, state),

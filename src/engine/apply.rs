@@ -95,8 +95,6 @@ pub(super) struct Work {
     pub(super) ends: Vec<u32>,
     /// One slot, and two rows of gradients.
     pub(super) scratch: Vec<f32>,
-    /// Where the part of each key is.
-    pub(super) places: Vec<u32>,
 }
 
 thread_local! {
@@ -304,17 +302,29 @@ dispatch! {
         // SAFETY: the caller's lock; every slot was evicted once.
         part.counts.rounding_error.add(unsafe { pool.write_back(leaving, rounded, &mut scratch[..dim]) });
         put(part, leaving_rows.iter().copied(), rounded);
-        for (i, slot) in admitted(&work.missing, &work.slots) {
-            let slot = part.first_slot + slot;
-            match part.stored(work.rows[i]) {
-                // SAFETY: the caller's lock; every slot was given to one row.
-                Some(bytes) => unsafe { pool.fill_one(slot, bytes) },
-                None => {
-                    let row = &mut work.scratch[..table.layout().slot_len()];
-                    table.initial.row(work.distinct.keys[i], dim, row);
-                    // SAFETY: as above.
-                    unsafe { pool.load(&[slot], row) };
-                }
+        match dim {
+            16 => fill::<16>(pool, part, table, work),
+            32 => fill::<32>(pool, part, table, work),
+            64 => fill::<64>(pool, part, table, work),
+            128 => fill::<128>(pool, part, table, work),
+            _ => fill::<0>(pool, part, table, work),
+        }
+    }
+}
+
+/// Fills slots with the rows that come in: part of [`exchange`]. `DIM` is as in [`RowLayout::known`].
+#[inline(always)]
+fn fill<const DIM: usize>(pool: &HostPool, part: &TablePart, table: &Table, work: &mut Work) {
+    for (i, slot) in admitted(&work.missing, &work.slots) {
+        let slot = part.first_slot + slot;
+        match part.stored(work.rows[i]) {
+            // SAFETY: the caller's lock; every slot was given to one row.
+            Some(bytes) => unsafe { pool.fill_one::<DIM>(slot, bytes) },
+            None => {
+                let row = &mut work.scratch[..table.layout().slot_len()];
+                table.initial.row(work.distinct.keys[i], table.dim(), row);
+                // SAFETY: as above.
+                unsafe { pool.load(&[slot], row) };
             }
         }
     }
@@ -367,37 +377,56 @@ dispatch! {
 dispatch! {
     /// Steps rows for which the cache had no way: read, stepped, and rounded back.
     fn conflicts(part: &mut TablePart, visit: &Visit<'_>, values: &[f32], rule: &Rule, numbering: &Numbering<'_>, work: &mut Work) {
-        let Work { distinct, rows, slots, conflicts, picked, ends, scratch, load_rows: full, rounded, .. } = work;
-        let layout = visit.table.layout();
-        let (dim, slot_len) = (layout.dim, layout.slot_len());
-        let (sum, changed) = scratch[..2 * dim].split_at_mut(dim);
-        distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
-        let gradients = Gradients { values, picked, ends };
-        full.resize(conflicts.len() * slot_len, 0.0);
-        for (c, (&(i, _), full)) in conflicts.iter().zip(full.chunks_exact_mut(slot_len)).enumerate() {
-            let (weights, state) = full.split_at_mut(dim);
-            match part.stored(rows[i as usize]) {
-                Some(bytes) => layout.decode(bytes, weights, state),
-                None => {
-                    visit.table.initial.weights(distinct.keys[i as usize], weights);
-                    state.fill(0.0);
-                }
-            }
-            rule.apply(weights, state, gradients.of(c, sum), changed);
+        match visit.table.dim() {
+            16 => conflicts_of::<16>(part, visit, values, rule, numbering, work),
+            32 => conflicts_of::<32>(part, visit, values, rule, numbering, work),
+            64 => conflicts_of::<64>(part, visit, values, rule, numbering, work),
+            128 => conflicts_of::<128>(part, visit, values, rule, numbering, work),
+            _ => conflicts_of::<0>(part, visit, values, rule, numbering, work),
         }
-        rounded.resize(conflicts.len() * layout.row_bytes(), 0);
-        let stepped = conflicts.iter().zip(full.chunks_exact(slot_len)).map(|(&(_, number), full)| {
-            let (weights, state) = full.split_at(dim);
-            (weights, state, numbering.noise(number))
-        });
-        layout.encode_many(stepped, rounded);
-        put(part, conflicts.iter().map(|&(i, _)| rows[i as usize]), rounded);
-        let stored = rounded.chunks_exact(layout.row_bytes()).zip(full.chunks_exact(slot_len));
-        for (&(_, number), (stored, full)) in conflicts.iter().zip(stored) {
-            if RoundingError::samples(number) {
-                layout.decode_weights(stored, changed);
-                part.counts.rounding_error.add(RoundingError::between(&full[..dim], changed));
+    }
+}
+
+/// `DIM` is as in [`RowLayout::known`].
+#[inline(always)]
+fn conflicts_of<const DIM: usize>(
+    part: &mut TablePart,
+    visit: &Visit<'_>,
+    values: &[f32],
+    rule: &Rule,
+    numbering: &Numbering<'_>,
+    work: &mut Work,
+) {
+    let Work { distinct, rows, slots, conflicts, picked, ends, scratch, load_rows: full, rounded, .. } = work;
+    let layout = visit.table.layout().known::<DIM>();
+    let (dim, slot_len) = (layout.dim, layout.slot_len());
+    let (sum, changed) = scratch[..2 * dim].split_at_mut(dim);
+    distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
+    let gradients = Gradients { values, picked, ends };
+    full.resize(conflicts.len() * slot_len, 0.0);
+    for (c, (&(i, _), full)) in conflicts.iter().zip(full.chunks_exact_mut(slot_len)).enumerate() {
+        let (weights, state) = full.split_at_mut(dim);
+        match part.stored(rows[i as usize]) {
+            Some(bytes) => layout.decode(bytes, weights, state),
+            None => {
+                visit.table.initial.weights(distinct.keys[i as usize], weights);
+                state.fill(0.0);
             }
+        }
+        rule.apply(weights, state, gradients.of(c, sum), changed);
+    }
+    rounded.resize(conflicts.len() * layout.row_bytes(), 0);
+    let stepped = conflicts.iter().zip(full.chunks_exact(slot_len)).map(|(&(_, number), full)| {
+        let (weights, state) = full.split_at(dim);
+        (weights, state, numbering.noise(number))
+    });
+    layout.encode_many(stepped, rounded);
+    put(part, conflicts.iter().map(|&(i, _)| rows[i as usize]), rounded);
+    let stored = rounded.chunks_exact(layout.row_bytes()).zip(full.chunks_exact(slot_len));
+    for (&(_, number), (stored, full)) in conflicts.iter().zip(stored) {
+        if RoundingError::samples(number) {
+            layout.decode_weights(stored, changed);
+            part.counts.rounding_error.add(RoundingError::between(&full[..dim], changed));
         }
     }
 }

@@ -471,8 +471,7 @@ impl<'a> Part<'a> {
             .enumerate()
             .filter(|(place, _)| !self.groups.of(*place).is_empty())
             .for_each(|(_, part)| part.before_change());
-        let place = |key| route.place(self.table.keys(), key);
-        exact::push_in_order(&mut parts, place, self.table, self.keys, push.gradients, &rule)
+        exact::push_in_order(&mut parts, &self.groups, route, self.table, self.keys, push.gradients, &rule)
     }
 
     fn apply<'p>(&'p self, place: usize, partition: &mut Partition, seed: u32, gpu: &mut Collected<'p>) {

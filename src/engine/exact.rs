@@ -4,10 +4,11 @@
 //! (`push`) is what any push can be; a large one of distinct keys is stepped in its own order (`push_in_order`), to the same effect.
 
 use super::apply::{Visit, WORK, Work};
+use super::route::{Groups, Route};
 use super::table::Table;
 use crate::cache::Gradients;
 use crate::numeric::Rule;
-use crate::numeric::simd::dispatch;
+use crate::numeric::simd::{self, dispatch};
 use crate::table::TablePart;
 
 /// How many rows ahead to prefetch.
@@ -42,10 +43,11 @@ dispatch! {
 
 /// Applies a push to all parts of a dense table that stores full-precision rows, in the order of the request: its gradients are then read
 /// front to back, and rows are asked for without a break. No row depends on another, so it is as if each part had its turn. `false`
-/// if a key is there twice, and nothing was done. `places` gives the place of a key's part.
+/// if a key is there twice, and nothing was done. `parts` are those of the owned partitions, and `groups` their keys.
 pub fn push_in_order(
     parts: &mut [&mut TablePart],
-    places: impl Fn(u64) -> usize,
+    groups: &Groups,
+    route: &Route,
     table: &Table,
     keys: &[u64],
     gradients: &[f32],
@@ -56,18 +58,25 @@ pub fn push_in_order(
         if work.distinct.len() < keys.len() {
             return false;
         }
-        work.places.clear();
-        work.places.extend(keys.iter().map(|&key| places(key) as u32));
+        // By partition. All that is to be noted of a row is noted before: what is left is to step it.
+        let mut rows: Vec<&mut [f32]> = (0..1 << route.bits()).map(|_| Default::default()).collect();
+        for (place, part) in parts.iter_mut().enumerate() {
+            let positions = groups.of(place);
+            part.counts.push_misses += positions.len() as u64;
+            part.counts.updated_rows += positions.len() as u64;
+            let keys = positions.iter().map(|&position| keys[position as usize]);
+            rows[route.owned()[place] as usize] = part.exact_rows(keys, &table.initial, table.dim());
+        }
         work.scratch.resize(table.dim(), 0.0);
-        step_in_order(parts, &work.places, table, keys, gradients, rule, &mut work.scratch);
+        step_in_order(&mut rows, route, table, keys, gradients, rule, &mut work.scratch);
         true
     })
 }
 
 dispatch! {
     fn step_in_order(
-        parts: &mut [&mut TablePart],
-        places: &[u32],
+        rows: &mut [&mut [f32]],
+        route: &Route,
         table: &Table,
         keys: &[u64],
         gradients: &[f32],
@@ -75,11 +84,11 @@ dispatch! {
         scratch: &mut [f32],
     ) {
         match table.dim() {
-            16 => step_all::<16>(parts, places, table, keys, gradients, rule, scratch),
-            32 => step_all::<32>(parts, places, table, keys, gradients, rule, scratch),
-            64 => step_all::<64>(parts, places, table, keys, gradients, rule, scratch),
-            128 => step_all::<128>(parts, places, table, keys, gradients, rule, scratch),
-            _ => step_all::<0>(parts, places, table, keys, gradients, rule, scratch),
+            16 => step_all::<16>(rows, route, table, keys, gradients, rule, scratch),
+            32 => step_all::<32>(rows, route, table, keys, gradients, rule, scratch),
+            64 => step_all::<64>(rows, route, table, keys, gradients, rule, scratch),
+            128 => step_all::<128>(rows, route, table, keys, gradients, rule, scratch),
+            _ => step_all::<0>(rows, route, table, keys, gradients, rule, scratch),
         }
     }
 }
@@ -87,8 +96,8 @@ dispatch! {
 /// `DIM` is as in [`step_rows`].
 #[inline(always)]
 fn step_all<const DIM: usize>(
-    parts: &mut [&mut TablePart],
-    places: &[u32],
+    rows: &mut [&mut [f32]],
+    route: &Route,
     table: &Table,
     keys: &[u64],
     gradients: &[f32],
@@ -96,17 +105,18 @@ fn step_all<const DIM: usize>(
     scratch: &mut [f32],
 ) {
     let dim = if DIM > 0 { DIM } else { table.dim() };
+    let stride = dim + table.layout().state.numbers();
+    let lines = if stride.is_multiple_of(16) { stride / 16 } else { stride / 16 + 1 };
+    // There are rows for every partition, and their number is a power of two.
+    let last = rows.len() - 1;
     for (i, (&key, gradient)) in keys.iter().zip(gradients.chunks_exact(dim)).enumerate() {
-        if let (Some(&place), Some(&key)) = (places.get(i + AHEAD), keys.get(i + AHEAD)) {
-            let part = &parts[place as usize];
-            part.prefetch_row(part.dense_row(key));
+        if let Some(&key) = keys.get(i + AHEAD) {
+            let (rows, at) = (&rows[route.dense(key) as usize & last], (key >> route.bits()) as usize * stride);
+            simd::prefetch_lines::<false>(rows.as_ptr().wrapping_add(at).cast(), 0, lines);
         }
-        let part = &mut *parts[places[i] as usize];
-        let row = part.exact_row(part.dense_row(key), key, &table.initial, dim);
-        let (weights, state) = row.split_at_mut(dim);
+        let (rows, at) = (&mut rows[route.dense(key) as usize & last], (key >> route.bits()) as usize * stride);
+        let (weights, state) = rows[at..][..stride].split_at_mut(dim);
         rule.apply(weights, state, gradient, &mut scratch[..dim]);
-        part.counts.push_misses += 1;
-        part.counts.updated_rows += 1;
     }
 }
 

@@ -250,6 +250,17 @@ impl TablePart {
         numbers
     }
 
+    /// The rows of a dense table that stores nothing else than full-precision rows, side by side. Those of `keys`, which are going to change,
+    /// were made valid.
+    pub fn exact_rows(&mut self, keys: impl Iterator<Item = u64>, initial: &Initial, dim: usize) -> &mut [f32] {
+        if self.saving.is_some() || !self.rows.notes_nothing(self.row_count()) {
+            for key in keys {
+                self.exact_row(self.dense_row(key), key, initial, dim);
+            }
+        }
+        bytemuck::cast_slice_mut(self.rows.range_mut())
+    }
+
     /// Promises room for `more` new keys, whatever else happens before they come, if there is room already.
     pub fn promise(&mut self, more: u32) -> bool {
         match &mut self.keys {

@@ -143,6 +143,19 @@ impl Rows {
         }
     }
 
+    /// All bytes of a fixed number of rows.
+    pub fn range_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            Memory::Range(memory) => memory,
+            Memory::Chunks { .. } => &mut [],
+        }
+    }
+
+    /// Whether there is nothing to note when one of `rows` rows changes: all are stored, and nobody asks which have changed.
+    pub fn notes_nothing(&self, rows: u64) -> bool {
+        self.stored_count == rows && self.changed.is_none()
+    }
+
     /// Notes that a row's bytes are valid.
     #[inline(always)]
     pub fn set_stored(&mut self, row: u32) {
