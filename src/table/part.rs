@@ -253,7 +253,8 @@ impl TablePart {
     /// The rows of a dense table that stores nothing else than full-precision rows, side by side. Those of `keys`, which are going to change,
     /// were made valid.
     pub fn exact_rows(&mut self, keys: impl Iterator<Item = u64>, initial: &Initial, dim: usize) -> &mut [f32] {
-        if self.saving.is_some() || !self.rows.notes_nothing(self.row_count()) {
+        // While the part is being saved changes are noted.
+        if !self.rows.notes_nothing(self.row_count()) {
             for key in keys {
                 self.exact_row(self.dense_row(key), key, initial, dim);
             }

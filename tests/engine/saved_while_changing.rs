@@ -123,19 +123,23 @@ fn what_is_saved_is_the_state_at_the_cut_and_goes_on_as_if_never_stopped() {
 #[test]
 fn large_pushes_to_f32_tables_are_saved_like_small_ones() {
     let spec = TableSpec::dense("t", 4000, 16).precision(Precision::F32).optimizer(Optimizer::rowwise_adagrad(), 0.1);
-    let live = engine_with(std::slice::from_ref(&spec), PARTITIONS, 1);
+    let [live, twin] = [(); 2].map(|()| engine_with(std::slice::from_ref(&spec), PARTITIONS, 1));
     let mut random = Random(31);
     let push = |random: &mut Random, first: u64, count: u64| {
         let keys: Vec<u64> = (first..first + count).map(|i| i * 1237 % 4000).collect();
         let gradients = random.numbers(keys.len() * spec.dim);
         live.push(&[Push { table: "t", keys: &keys, gradients: &gradients, ..Push::default() }]).unwrap();
+        for (keys, gradients) in keys.chunks(500).zip(gradients.chunks(500 * spec.dim)) {
+            twin.push(&[Push { table: "t", keys, gradients, ..Push::default() }]).unwrap();
+        }
     };
     // First some rows have been trained, then all of them; and from the first link on changes are noted.
     let mut chain = Vec::new();
     for trained in [1500, 4000, 2000] {
         push(&mut random, 0, trained);
         let at_the_cut = live.digests();
-        let (saved, unsettled) = save(&live, chain.is_empty(), || push(&mut random, 77, 1100));
+        assert_eq!(at_the_cut, twin.digests());
+        let (saved, unsettled) = save(&live, chain.is_empty(), || push(&mut random, 1000, 1100));
         live.settle(unsettled, true);
         chain.push(saved);
         let links: Vec<&Saved> = chain.iter().collect();
