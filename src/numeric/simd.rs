@@ -3,7 +3,7 @@
 //! Kernels are plain loops that the compiler vectorises. `dispatch!` compiles a loop twice, for AVX2 and
 //! for the build's baseline, and picks at run time. Both come from the same source and every operation is
 //! elementwise IEEE arithmetic, so the results are the same bits; the tests compare them anyway. AVX-512 is used where
-//! it is written out (`codes.rs`): the loops wait for memory, and its wide accesses cross more cache lines.
+//! it is written out (`codes_avx512.rs`): the loops wait for memory, and its wide accesses cross more cache lines.
 //!
 //! `unsafe` lives here because calling a function compiled for an instruction set is only sound on a CPU that has it.
 #![allow(unsafe_code)]

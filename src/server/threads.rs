@@ -133,3 +133,48 @@ async fn take(mut arrived: mpsc::UnboundedReceiver<Dealt>, accepted: mpsc::Sende
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_fails_on_one_thread_is_told_at_once() {
+        let (threads, _dealer) = Threads::start(3, |connections| async {
+            // The others wait for connections.
+            match std::thread::current().id() {
+                id if FAILS.get_or_init(|| id) == &id => Err(anyhow::anyhow!("no more")),
+                _ => {
+                    let _connections = connections;
+                    future::pending().await
+                }
+            }
+        })
+        .unwrap();
+        static FAILS: std::sync::OnceLock<std::thread::ThreadId> = std::sync::OnceLock::new();
+        let done =
+            tokio::time::timeout(Duration::from_secs(10), threads.done()).await.expect("the others are waited for");
+        assert_eq!(done.unwrap_err().to_string(), "no more");
+    }
+
+    #[tokio::test]
+    async fn threads_end_when_they_are_dropped() {
+        let alive = Arc::new(());
+        let (threads, dealer) = Threads::start(2, {
+            let alive = Arc::clone(&alive);
+            move |connections| {
+                let alive = Arc::clone(&alive);
+                async move {
+                    let _held = (alive, connections);
+                    future::pending().await
+                }
+            }
+        })
+        .unwrap();
+        drop(threads);
+        assert_eq!(Arc::strong_count(&alive), 1, "a thread still has what it served");
+        tokio::time::timeout(Duration::from_secs(10), dealer.closed()).await.expect("they still take connections");
+    }
+}

@@ -13,6 +13,7 @@ mod raw;
 
 mod bad_input_is_refused;
 mod certificates;
+mod changing_sizes;
 mod checkpoints;
 mod console;
 mod dead_shard;
