@@ -156,8 +156,9 @@ impl RowsAvx512 {
             let [c0, c2, c3] = self.third;
             *c = [_mm512_xor_si512(upper(p1), c0), p1, _mm512_xor_si512(p0, c2), c3];
         }
-        // Rows take turns: each has to wait for its own last instruction.
-        for key in &self.keys[3..] {
+        // Rows take turns: each has to wait for its own last instruction. The compiler must not know how many rounds there are, or it would put
+        // all of one row before the next, and what waits for a row would leave the processor no room to see the others.
+        for key in std::hint::black_box(&self.keys[3..]) {
             let [seed, domain] = key.map(|word| _mm512_set1_epi64(word as i64));
             for c in &mut rows {
                 let (p0, p1) = (_mm512_mul_epu32(c[0], m0), _mm512_mul_epu32(c[2], m1));
