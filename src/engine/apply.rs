@@ -23,6 +23,8 @@ use crate::numeric::simd::dispatch;
 use crate::numeric::{Noise, Rule, hash};
 use crate::table::TablePart;
 
+/// Conflicts that are stepped and then rounded together: few enough that they stay in the first-level cache, however large a push is.
+const TOGETHER: usize = 64;
 /// A row that is not in the cache.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -403,30 +405,32 @@ fn conflicts_of<const DIM: usize>(
     let (sum, changed) = scratch[..2 * dim].split_at_mut(dim);
     distinct.group(visit.positions, |i| slots[i] == NO_SLOT, picked, ends);
     let gradients = Gradients { values, picked, ends };
-    full.resize(conflicts.len() * slot_len, 0.0);
-    for (c, (&(i, _), full)) in conflicts.iter().zip(full.chunks_exact_mut(slot_len)).enumerate() {
-        let (weights, state) = full.split_at_mut(dim);
-        match part.stored(rows[i as usize]) {
-            Some(bytes) => layout.decode(bytes, weights, state),
-            None => {
-                visit.table.initial.weights(distinct.keys[i as usize], weights);
-                state.fill(0.0);
+    for (first, conflicts) in (0..).step_by(TOGETHER).zip(conflicts.chunks(TOGETHER)) {
+        full.resize(conflicts.len() * slot_len, 0.0);
+        for (c, (&(i, _), full)) in conflicts.iter().zip(full.chunks_exact_mut(slot_len)).enumerate() {
+            let (weights, state) = full.split_at_mut(dim);
+            match part.stored(rows[i as usize]) {
+                Some(bytes) => layout.decode(bytes, weights, state),
+                None => {
+                    visit.table.initial.weights(distinct.keys[i as usize], weights);
+                    state.fill(0.0);
+                }
             }
+            rule.apply(weights, state, gradients.of(first + c, sum), changed);
         }
-        rule.apply(weights, state, gradients.of(c, sum), changed);
-    }
-    rounded.resize(conflicts.len() * layout.row_bytes(), 0);
-    let stepped = conflicts.iter().zip(full.chunks_exact(slot_len)).map(|(&(_, number), full)| {
-        let (weights, state) = full.split_at(dim);
-        (weights, state, numbering.noise(number))
-    });
-    layout.encode_many(stepped, rounded);
-    put(part, conflicts.iter().map(|&(i, _)| rows[i as usize]), rounded);
-    let stored = rounded.chunks_exact(layout.row_bytes()).zip(full.chunks_exact(slot_len));
-    for (&(_, number), (stored, full)) in conflicts.iter().zip(stored) {
-        if RoundingError::samples(number) {
-            layout.decode_weights(stored, changed);
-            part.counts.rounding_error.add(RoundingError::between(&full[..dim], changed));
+        rounded.resize(conflicts.len() * layout.row_bytes(), 0);
+        let stepped = conflicts.iter().zip(full.chunks_exact(slot_len)).map(|(&(_, number), full)| {
+            let (weights, state) = full.split_at(dim);
+            (weights, state, numbering.noise(number))
+        });
+        layout.encode_many(stepped, rounded);
+        put(part, conflicts.iter().map(|&(i, _)| rows[i as usize]), rounded);
+        let stored = rounded.chunks_exact(layout.row_bytes()).zip(full.chunks_exact(slot_len));
+        for (&(_, number), (stored, full)) in conflicts.iter().zip(stored) {
+            if RoundingError::samples(number) {
+                layout.decode_weights(stored, changed);
+                part.counts.rounding_error.add(RoundingError::between(&full[..dim], changed));
+            }
         }
     }
 }

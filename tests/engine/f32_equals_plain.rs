@@ -166,6 +166,30 @@ fn a_large_push_is_several_small_ones() {
     }
 }
 
+/// Without a cache every row is stepped in place, and takes the next number for its rounding: however many come in one push.
+#[test]
+fn many_conflicts_of_a_push_are_those_of_several() {
+    let spec = TableSpec::dense("t", 1000, 16).precision(Precision::Int8).cache(hotrow::CacheBudget::Rows(0));
+    let spec = spec.optimizer(Optimizer::rowwise_adagrad(), 0.1);
+    let [at_once, in_pieces] = [(); 2].map(|()| engine_with(std::slice::from_ref(&spec), 1, 1));
+    let mut random = Random(5);
+    let keys: Vec<u64> = (0..500).map(|i| i * 37 % 1000).collect();
+    let gradients = random.numbers(keys.len() * spec.dim);
+    let push = |engine: &hotrow::Engine, keys: &[u64], gradients: &[f32]| {
+        engine.push(&[Push { table: "t", keys, gradients, ..Push::default() }]).unwrap();
+    };
+    push(&at_once, &keys, &gradients);
+    for (keys, gradients) in keys.chunks(23).zip(gradients.chunks(23 * spec.dim)) {
+        push(&in_pieces, keys, gradients);
+    }
+    let rows = [&at_once, &in_pieces].map(|engine| keys.iter().map(|&key| engine.inspect("t", key).unwrap()).collect());
+    let [a, b]: [Vec<_>; 2] = rows;
+    for (a, b) in a.iter().zip(&b) {
+        assert_eq!((&a.weights, &a.state), (&b.weights, &b.state));
+    }
+    assert_eq!(at_once.stats("t").unwrap().changes.conflicts, 500);
+}
+
 proptest! {
     #![proptest_config(cases(300))]
 
