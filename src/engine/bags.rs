@@ -273,24 +273,60 @@ dispatch! {
 dispatch! {
     /// Bags of a dense table that stores full-precision rows: where they are is known at once, and all come in order.
     fn sum_in_order(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f32], out: &mut [f32]) {
-        match held.table.dim() {
-            16 => sum_rows::<16>(held, bags, scratch, out),
-            32 => sum_rows::<32>(held, bags, scratch, out),
-            64 => sum_rows::<64>(held, bags, scratch, out),
-            _ => sum_rows::<0>(held, bags, scratch, out),
+        match (held.all_exact(), held.table.dim()) {
+            (Some(rows), 16) => sum_known::<16, 16>(held, &rows, bags, out),
+            (Some(rows), 32) => sum_known::<32, 32>(held, &rows, bags, out),
+            (Some(rows), 64) => sum_known::<64, 32>(held, &rows, bags, out),
+            (Some(rows), 128) => sum_known::<128, 32>(held, &rows, bags, out),
+            _ => sum_rows(held, bags, scratch, out),
         }
         divide(bags, held.table.dim(), out);
     }
 }
 
-/// `DIM` and `scratch` are as in [`add_others`].
+/// Bags of rows of `DIM` weights, all of which are there: `rows` are those of each partition. Of a bag so many columns (`WIDE`) are added up
+/// at a time that their sums stay in registers.
 #[inline(always)]
-fn sum_rows<const DIM: usize>(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f32], out: &mut [f32]) {
-    let dim = if DIM > 0 { DIM } else { held.table.dim() };
+fn sum_known<const DIM: usize, const WIDE: usize>(held: &Held<'_>, rows: &[&[f32]], bags: &Bags<'_>, out: &mut [f32]) {
+    let stride = held.exact_stride();
+    // There are rows for every partition, and their number is a power of two.
+    let last = rows.len() - 1;
+    let at = |key: u64, column: usize| {
+        let (partition, row) = held.dense(key);
+        (rows[partition as usize & last], row as usize * stride + column)
+    };
+    let mut start = 0;
+    for (bag, out) in out.chunks_exact_mut(DIM).enumerate() {
+        let end = bags.end_of(bag);
+        for (block, out) in out.as_chunks_mut::<WIDE>().0.iter_mut().enumerate() {
+            let mut sum = [0.0; WIDE];
+            for key in start..end {
+                if block == 0
+                    && let Some(&ahead) = bags.keys.get(key + KEYS_AHEAD)
+                {
+                    let (rows, at) = at(ahead, 0);
+                    simd::prefetch_lines::<true>(rows.as_ptr().wrapping_add(at).cast(), 0, held.row_lines);
+                }
+                let (rows, at) = at(bags.keys[key], block * WIDE);
+                let row: &[f32; WIDE] = rows[at..].first_chunk().expect("a row has all its columns");
+                match bags.weights {
+                    Some(weights) => sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += weights[key] * w),
+                    None => sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += w),
+                }
+            }
+            *out = sum;
+        }
+        start = end;
+    }
+}
+
+/// Bags of rows of any length, some of which may never have been stored. `scratch` has room for a row.
+#[inline(always)]
+fn sum_rows(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f32], out: &mut [f32]) {
+    let dim = held.table.dim();
     out.fill(0.0);
     let mut start = 0;
     for (bag, out) in out.chunks_exact_mut(dim).enumerate() {
-        let mut known = [0.0; DIM];
         let end = bags.end_of(bag);
         for key in start..end {
             if let Some(&ahead) = bags.keys.get(key + KEYS_AHEAD) {
@@ -299,14 +335,7 @@ fn sum_rows<const DIM: usize>(held: &Held<'_>, bags: &Bags<'_>, scratch: &mut [f
             }
             let (partition, row) = held.dense(bags.keys[key]);
             let other = Other { key: key as u32, bag: bag as u32, partition, row };
-            let row = exact_row(held, bags, other, &mut scratch[..dim]);
-            match row.as_array::<DIM>() {
-                Some(row) if DIM > 0 => add_other(bags, other, row, &mut known),
-                _ => add_other(bags, other, row, out),
-            }
-        }
-        if DIM > 0 {
-            out.copy_from_slice(&known);
+            add_other(bags, other, exact_row(held, bags, other, scratch), out);
         }
         start = end;
     }

@@ -163,6 +163,22 @@ impl<'a> Held<'a> {
         self.stored(partition, row).map(|bytes| bytemuck::cast_slice(&bytes[..4 * layout.dim]))
     }
 
+    /// The rows of each partition of a dense table that stores full-precision rows, if all of them were stored: rows of
+    /// [`Held::exact_stride`] numbers, weights first.
+    pub(super) fn all_exact(&self) -> Option<Vec<&'a [f32]>> {
+        let exact = self.parts.is_empty() && self.table.layout().is_exact();
+        if !exact {
+            return None;
+        }
+        // As in `exact`.
+        self.views.iter().map(|view| view.all_stored().map(bytemuck::cast_slice)).collect()
+    }
+
+    /// Numbers of a stored row of a dense table that stores full-precision rows.
+    pub(super) fn exact_stride(&self) -> usize {
+        self.stride / size_of::<f32>()
+    }
+
     /// Reads a row that is not in the cache.
     #[inline(always)]
     pub(super) fn read(&self, key: u64, partition: u32, row: u32, out: &mut [f32]) {

@@ -50,6 +50,11 @@ impl<'a> PartView<'a> {
         (self.rows.as_ptr().wrapping_add(row as usize * stride), (!self.stored.is_empty()).then_some(stored))
     }
 
+    /// All rows of a dense part, if all were stored.
+    pub fn all_stored(&self) -> Option<&'a [u8]> {
+        self.stored.is_empty().then_some(self.rows)
+    }
+
     /// The stored form of a row of a dense part, or `None` where it was never stored.
     #[inline(always)]
     pub fn stored(&self, row: u32, stride: usize) -> Option<&'a [u8]> {

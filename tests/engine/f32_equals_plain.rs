@@ -4,7 +4,7 @@
 use crate::support::changes::engine_with;
 use crate::support::random::{Random, key};
 use crate::support::{bits, cases};
-use hotrow::{Assign, Optimizer, Precision, Pull, Push, TableSpec};
+use hotrow::{Assign, Optimizer, PooledPull, Pooling, Precision, Pull, Push, TableSpec};
 use proptest::prelude::*;
 
 const KEYS: usize = 12;
@@ -161,6 +161,50 @@ fn a_large_push_is_several_small_ones() {
                 assert_eq!(at_once.digests(), in_pieces.digests(), "dim {dim}, {optimizer:?}, push {step}");
                 let updated = |engine: &hotrow::Engine| engine.stats("t").unwrap().changes.updated_rows;
                 assert_eq!((updated(&at_once), updated(&in_pieces)), (3000 * step, 3000 * step));
+            }
+        }
+    }
+}
+
+/// Sums are worked out in other ways where all rows are stored and of a usual length: to the bits of a plain loop, in order, whoever owns
+/// the rows and however long the bags are.
+#[test]
+fn bags_are_plain_sums_in_order() {
+    const ROWS: u64 = 300;
+    for (dim, optimizer) in
+        [1, 16, 20, 32, 64, 128].into_iter().zip([Optimizer::rowwise_adagrad(), Optimizer::Sgd].iter().cycle())
+    {
+        let spec = TableSpec::dense("t", ROWS, dim).precision(Precision::F32).optimizer(optimizer.clone(), 0.1);
+        let engine = engine_with(std::slice::from_ref(&spec), 8, 1);
+        let mut random = Random(dim as u64);
+        for stored in [ROWS / 2, ROWS] {
+            let all: Vec<u64> = (0..stored).collect();
+            let weights = random.numbers(all.len() * dim);
+            engine.assign(&[Assign { table: "t", keys: &all, weights: &weights, state: None }]).unwrap();
+            let mut sizes: Vec<u64> = (0..40).map(|_| random.below(9)).collect();
+            sizes.extend([0, 77, 0]);
+            let offsets: Vec<u64> =
+                sizes.iter().scan(0, |end, size| Some(std::mem::replace(end, *end + size))).collect();
+            let keys: Vec<u64> = (0..sizes.iter().sum::<u64>()).map(|_| random.below(ROWS)).collect();
+            let mut rows = vec![0.0; keys.len() * dim];
+            engine.pull(&[Pull { table: "t", keys: &keys }], &mut rows).unwrap();
+            let factors = random.numbers(keys.len());
+            for (weights, pooling) in [(None, Pooling::Sum), (Some(&factors[..]), Pooling::Sum), (None, Pooling::Mean)]
+            {
+                let mut expected = Vec::new();
+                for (&start, &size) in offsets.iter().zip(&sizes) {
+                    let mut sum = vec![0.0f32; dim];
+                    for at in start as usize..(start + size) as usize {
+                        let factor = weights.map_or(1.0, |weights| weights[at]);
+                        sum.iter_mut().zip(&rows[at * dim..]).for_each(|(sum, w)| *sum += factor * w);
+                    }
+                    let by = if pooling == Pooling::Mean && size > 0 { size as f32 } else { 1.0 };
+                    expected.extend(sum.iter().map(|sum| sum / by));
+                }
+                let mut out = vec![f32::NAN; offsets.len() * dim];
+                let pull = PooledPull { table: "t", keys: &keys, offsets: &offsets, weights, pooling };
+                engine.pull_pooled(&[pull], &mut out).unwrap();
+                assert_eq!(bits(&out), bits(&expected), "dim {dim}, {stored} of {ROWS} rows stored, {pooling:?}");
             }
         }
     }
