@@ -49,16 +49,16 @@ impl Split {
     /// Spreads `keys` by the owners of their partitions.
     pub fn new(route: &Route, owners: &[u32], shards: usize, space: KeySpace, keys: &[u64]) -> Split {
         DISTINCT.with_borrow_mut(|distinct| {
+            if shards == 1 && distinct.none_repeats(keys) {
+                let share = Share { keys: keys.to_vec(), first: (0..keys.len() as u32).collect() };
+                return Split { shards: vec![share], repeats: Vec::new() };
+            }
             distinct.find(keys.iter().copied());
             Split::of(distinct, route, owners, shards, space, keys)
         })
     }
 
     fn of(distinct: &Distinct, route: &Route, owners: &[u32], shards: usize, space: KeySpace, keys: &[u64]) -> Split {
-        if shards == 1 && distinct.len() == keys.len() {
-            let share = Share { keys: keys.to_vec(), first: (0..keys.len() as u32).collect() };
-            return Split { shards: vec![share], repeats: Vec::new() };
-        }
         let mut split = vec![Share::default(); shards];
         let mut repeats = Vec::with_capacity(keys.len() - distinct.len());
         // Shard and place of each distinct key.

@@ -19,7 +19,16 @@ pub struct Distinct {
     buckets: Vec<u32>,
     /// Where each key's group starts, while groups are made.
     starts: Vec<u32>,
+    /// A bit for each place that keys fall in: whether one has, and whether a second has.
+    taken: Vec<[u64; 2]>,
+    /// Keys that share a place.
+    crowded: Vec<u64>,
 }
+
+/// Keys that tell whether it is worth to look at all of them.
+const FIRST: usize = 256;
+/// The golden ratio: the upper bits of a product with it spread whatever keys people have.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Distinct {
     /// Finds the distinct keys among `keys[positions[..]]`, with their hashes and how often each appears.
@@ -37,6 +46,48 @@ impl Distinct {
         }
     }
 
+    /// Whether no key is there twice: half the work of [`Distinct::find`] where that is so. What was found before is forgotten.
+    pub fn none_repeats(&mut self, keys: &[u64]) -> bool {
+        // Where keys repeat, some of the first do, and the others need not be looked at.
+        self.none_repeat_of(&keys[..keys.len().min(FIRST)]) && (keys.len() <= FIRST || self.none_repeat_of(keys))
+    }
+
+    /// Keys fall in places, which are bits and so few that they stay in the first-level cache; only those that share one are compared. Nothing
+    /// branches on who does.
+    fn none_repeat_of(&mut self, keys: &[u64]) -> bool {
+        let places = (8 * keys.len()).next_power_of_two().max(64);
+        let shift = 64 - places.trailing_zeros();
+        self.taken.clear();
+        self.taken.resize(places / 64, [0; 2]);
+        let taken = self.taken.as_mut_slice();
+        let words = taken.len();
+        let place = |key: u64| {
+            let place = (key.wrapping_mul(SPREAD) >> shift) as usize;
+            ((place / 64) & (words - 1), 1 << (place % 64))
+        };
+        for &key in keys {
+            let (word, bit) = place(key);
+            let [once, twice] = &mut taken[word];
+            *twice |= *once & bit;
+            *once |= bit;
+        }
+        if self.crowded.len() < keys.len() {
+            self.crowded.resize(keys.len(), 0);
+        }
+        let crowded = &mut self.crowded[..keys.len()];
+        let mut count = 0;
+        for &key in keys {
+            let (word, bit) = place(key);
+            // Written over by the next unless it counts.
+            crowded[count] = key;
+            count += usize::from(taken[word][1] & bit != 0);
+        }
+        let crowded = std::mem::take(&mut self.crowded);
+        self.find(crowded[..count].iter().copied());
+        self.crowded = crowded;
+        self.len() == count
+    }
+
     /// Finds the distinct keys, and which of them each key is; nothing else.
     #[inline(always)]
     pub fn find(&mut self, keys: impl ExactSizeIterator<Item = u64>) {
@@ -49,8 +100,7 @@ impl Distinct {
         self.which.resize(keys.len(), 0);
         let mut count = 0;
         for (key, which) in keys.zip(&mut self.which) {
-            // The upper bits of a product with the golden ratio spread whatever keys people have.
-            let mut bucket = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize & (buckets - 1);
+            let mut bucket = (key.wrapping_mul(SPREAD) >> shift) as usize & (buckets - 1);
             *which = loop {
                 match self.buckets[bucket] {
                     0 => {
@@ -129,7 +179,25 @@ impl Distinct {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Few places and many, keys that share one and keys that do not; one buffer after the other.
+        #[test]
+        fn a_key_that_is_there_twice_is_found(
+            mut keys in prop::collection::btree_set(prop_oneof![0u64..900, any::<u64>()], 0..900).prop_map(Vec::from_iter).prop_shuffle(),
+            twice in prop::option::of((any::<prop::sample::Index>(), any::<prop::sample::Index>())),
+        ) {
+            let mut distinct = Distinct::default();
+            prop_assert!(distinct.none_repeats(&keys));
+            if let Some((which, to)) = twice.filter(|_| !keys.is_empty()) {
+                keys.insert(to.index(keys.len() + 1), keys[which.index(keys.len())]);
+                prop_assert!(!distinct.none_repeats(&keys));
+            }
+        }
+    }
 
     #[test]
     fn keys_are_grouped_in_order_of_appearance() {

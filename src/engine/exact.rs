@@ -54,8 +54,7 @@ pub fn push_in_order(
     rule: &Rule,
 ) -> bool {
     WORK.with_borrow_mut(|work| {
-        work.distinct.find(keys.iter().copied());
-        if work.distinct.len() < keys.len() {
+        if !work.distinct.none_repeats(keys) {
             return false;
         }
         // By partition. All that is to be noted of a row is noted before: what is left is to step it.

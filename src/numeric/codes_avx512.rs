@@ -56,7 +56,10 @@ pub fn encode<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     let mut scales = [Scales::default(); MOST / FOUR];
     for group in 0..dim.div_ceil(GROUP) {
         // Read from memory where it is needed: there are not enough registers for all of it.
-        let words = std::hint::black_box(RowsAvx512::new(&noise, group, domain::WEIGHTS));
+        let words = match rounding {
+            Rounding::Stochastic => Some(std::hint::black_box(RowsAvx512::new(&noise, group, domain::WEIGHTS))),
+            Rounding::Nearest => None,
+        };
         for number in 0..fours + AHEAD {
             if group == 0 && number < fours {
                 // Of the last four, rows that are not there are the last one again.
@@ -68,13 +71,13 @@ pub fn encode<const BITS: u32, const AFFINE: bool, const LEN: usize>(
             }
             if let Some(number) = number.checked_sub(AHEAD) {
                 let rows = &mut rows[FOUR * number..(FOUR * number + FOUR).min(last + 1)];
-                round_four::<BITS, AFFINE, LEN>(group, rounding, rows, &scales[number], &words);
+                round_four::<BITS, AFFINE, LEN>(group, rounding, rows, &scales[number], words.as_ref());
             }
         }
     }
 }
 
-/// Rounds a group of 64 numbers of up to four rows.
+/// Rounds a group of 64 numbers of up to four rows, at random if there are random words.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 #[inline]
 fn round_four<const BITS: u32, const AFFINE: bool, const LEN: usize>(
@@ -82,23 +85,22 @@ fn round_four<const BITS: u32, const AFFINE: bool, const LEN: usize>(
     rounding: Rounding,
     rows: &mut [RowToRound<'_>],
     scales: &Scales,
-    words: &RowsAvx512,
+    words: Option<&RowsAvx512>,
 ) {
-    let stochastic = rounding == Rounding::Stochastic;
-    match rows {
-        [a, b, c, d] if stochastic && scales.unusual == 0 => {
+    match (rows, words) {
+        ([a, b, c, d], Some(words)) if scales.unusual == 0 => {
             let words = words.words([&*a, &*b, &*c, &*d].map(|row| row.noise.write_back as u32));
             for (i, row) in [a, b, c, d].into_iter().enumerate() {
                 code::<BITS, AFFINE, LEN>(row, group, scales, i, Some(&words[i]));
             }
         }
-        rows => {
+        (rows, words) => {
             for (i, row) in rows.iter_mut().enumerate() {
                 if scales.unusual & 1 << i != 0 {
                     if group == 0 {
                         row_portable::<BITS, AFFINE, LEN>(row.x, rounding, &row.noise, row.to);
                     }
-                } else if stochastic {
+                } else if let Some(words) = words {
                     let [words] = words.words([row.noise.write_back as u32]);
                     code::<BITS, AFFINE, LEN>(row, group, scales, i, Some(&words));
                 } else {

@@ -174,7 +174,7 @@ fn bags_are_plain_sums_in_order() {
     for (dim, optimizer) in
         [1, 16, 20, 32, 64, 128].into_iter().zip([Optimizer::rowwise_adagrad(), Optimizer::Sgd].iter().cycle())
     {
-        let spec = TableSpec::dense("t", ROWS, dim).precision(Precision::F32).optimizer(optimizer.clone(), 0.1);
+        let spec = TableSpec::dense("t", ROWS, dim).precision(Precision::F32).optimizer(*optimizer, 0.1);
         let engine = engine_with(std::slice::from_ref(&spec), 8, 1);
         let mut random = Random(dim as u64);
         for stored in [ROWS / 2, ROWS] {
