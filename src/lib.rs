@@ -43,6 +43,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("rows are stored little-endian and stepped in place: big-endian machines are not supported");
 
+mod awake;
 mod budget;
 mod cache;
 pub mod cli;

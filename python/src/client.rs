@@ -79,6 +79,7 @@ impl Client {
             rows: rows.parse().map_err(|e| wrong("rows", e))?,
             gradients: gradients.parse().map_err(|e| wrong("gradients", e))?,
             lookahead,
+            ..Options::default()
         };
         let client = call(py, || Inner::connect_with(&addresses, options))?;
         Ok(Client { client: RwLock::new(Some(Arc::new(client))) })

@@ -17,7 +17,7 @@ use super::error::{Error, Result};
 use crate::framing::{Messages, Outgoing, Requests};
 use crate::proto::admin_client::AdminClient;
 use crate::proto::data_client::DataClient;
-use crate::tcp::Tcp;
+use crate::tcp;
 
 /// The largest HTTP/2 frame that is taken: large ones cost less per byte.
 const FRAME: u32 = 1 << 20;
@@ -58,7 +58,10 @@ pub fn connect_shard(address: &str, credentials: &Credentials) -> Result<Channel
         let secure = endpoint.tls_config(tls).map_err(|e| Error::Setup(format!("certificates: {e:?}")))?;
         return Ok(secure.tcp_nodelay(true).connect_lazy());
     }
-    let connected = HttpConnector::new().map_response(|io| TokioIo::new(Tcp::connected(io.into_inner())));
+    let connected = HttpConnector::new().map_response(|io| {
+        tcp::set_up(io.inner());
+        io
+    });
     Ok(endpoint.connect_with_connector_lazy(connected))
 }
 

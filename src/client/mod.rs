@@ -46,6 +46,7 @@ use self::backoff::Backoff;
 use self::channel::Connections;
 use self::error::{is_stale, is_transient};
 use self::push::Pushes;
+use crate::awake;
 use crate::cluster::Topology;
 use crate::engine::RowFormat;
 use crate::engine::route::Route;
@@ -76,6 +77,9 @@ pub struct Options {
     pub gradients: RowFormat,
     /// How many of the last pushes a pull may miss. 0: a pull waits until every push begun before it is applied.
     pub lookahead: usize,
+    /// How long to wait for an answer without going to sleep, where the client is on a runtime of one thread and the answer before came in
+    /// that time. Zero is never.
+    pub stay_awake: Duration,
 }
 
 impl Default for Options {
@@ -87,6 +91,7 @@ impl Default for Options {
             rows: RowFormat::F32,
             gradients: RowFormat::F32,
             lookahead: 0,
+            stay_awake: Duration::from_millis(1),
         }
     }
 }
@@ -99,6 +104,7 @@ pub struct Client {
     cluster: ArcSwap<Cluster>,
     tables: DashMap<String, TableInfo>,
     pushes: Pushes,
+    caller: awake::Caller,
 }
 
 /// The shards as they are known now.
@@ -132,7 +138,8 @@ impl Client {
         }
         let cluster = find_cluster(&seeds, &options, None).await?;
         let pushes = Pushes::new()?;
-        Ok(Client { options, seeds, cluster: ArcSwap::from_pointee(cluster), tables: DashMap::new(), pushes })
+        let caller = awake::Caller::new(options.stay_awake);
+        Ok(Client { options, seeds, cluster: ArcSwap::from_pointee(cluster), tables: DashMap::new(), pushes, caller })
     }
 
     /// Who owns what, as known now.

@@ -28,7 +28,8 @@ impl Client {
         check_len(pulls.first().map_or("", |pull| pull.table), expected, out.len())?;
         self.pushes.wait(self.options.lookahead).await;
         let out = Mutex::new(out);
-        let splits = self.routed(async |cluster| self.ask(&cluster, &infos, pulls, &out).await).await?;
+        let asked = self.routed(async |cluster| self.ask(&cluster, &infos, pulls, &out).await);
+        let splits = self.caller.wait(asked).await?;
         let mut rest = out.into_inner();
         for ((info, pull), split) in infos.iter().zip(pulls).zip(&splits) {
             let (mine, others) = rest.split_at_mut(pull.keys.len() * info.dim);
@@ -138,7 +139,8 @@ impl Client {
             check_bags(pull.table, pull.keys.len(), pull.offsets, pull.weights, pull.pooling)?;
         }
         self.pushes.wait(self.options.lookahead).await;
-        let mut answers = self.routed(async |cluster| self.ask_pooled(&cluster, &infos, pulls).await).await?;
+        let asked = self.routed(async |cluster| self.ask_pooled(&cluster, &infos, pulls).await);
+        let mut answers = self.caller.wait(asked).await?;
         let mut out = vec![0.0; infos.iter().zip(pulls).map(|(info, pull)| info.dim * pull.offsets.len()).sum()];
         let mut shard_rows = vec![0.0; out.len()];
         for (n, answer) in answers.iter_mut().enumerate() {

@@ -156,7 +156,7 @@ impl Client {
             let cluster = self.cluster.load_full();
             let pending = self.send(&cluster, sequence, &infos, pushes).await?;
             sequence = Some(pending.sequence());
-            match pending.done().await {
+            match self.caller.wait(pending.done()).await {
                 Err(Error::StaleTopology) if begun.elapsed() < self.options.timeout => self.refresh().await?,
                 done => return done,
             }

@@ -64,6 +64,8 @@ pub struct ServerSection {
     pub max_in_flight: usize,
     /// Connections at a time; more wait to be accepted.
     pub max_connections: usize,
+    /// How long a thread waits for more requests before it goes to sleep, in microseconds; 0 is not at all.
+    pub stay_awake_us: u64,
     /// How long to wait for requests to finish when ending.
     pub drain_seconds: u64,
     /// After how long without a push a client is forgotten.
@@ -314,6 +316,12 @@ impl Config {
         }
         if self.server.max_in_flight == 0 || self.server.max_connections == 0 {
             return Err("server.max_in_flight and server.max_connections must be above zero".into());
+        }
+        if self.server.stay_awake_us > 1_000_000 {
+            return Err(format!(
+                "server.stay_awake_us (--stay-awake-us) is {}: use at most 1000000, a second",
+                self.server.stay_awake_us
+            ));
         }
         if !self.server.http.is_empty() && self.server.http.parse::<SocketAddr>().is_err() {
             return Err(format!(

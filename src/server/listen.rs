@@ -15,9 +15,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+#[cfg(target_os = "linux")]
+use super::aside;
 use super::reload::Reloaded;
 use super::threads::Dealer;
-use crate::tcp::Tcp;
+use crate::awake;
+use crate::tcp;
 
 /// A peer that does not finish its handshake in this time is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -27,17 +30,17 @@ const NO_ROOM: Duration = Duration::from_millis(100);
 /// A connection, counted while it lives.
 pub struct Connection {
     io: Io,
-    _counted: Counted,
+    /// Its thread. It is counted among the thread's connections while it holds this.
+    thread: Arc<awake::Server>,
+    _room: OwnedSemaphorePermit,
 }
 
 enum Io {
-    Tcp(Tcp),
+    /// Whether the client is on this host.
+    Tcp(TcpStream, bool),
     Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
-
-/// Among all connections, and among those of its thread.
-type Counted = (OwnedSemaphorePermit, Arc<()>);
 
 /// A connection that is on no thread's runtime yet.
 pub struct Arrival {
@@ -52,9 +55,9 @@ enum Socket {
 
 impl Arrival {
     /// Goes on on the runtime of this thread, and is counted among its connections. `None` if it is no good.
-    pub async fn connect(self, thread: Arc<()>) -> Option<Connection> {
+    pub async fn connect(self, thread: Arc<awake::Server>) -> Option<Connection> {
         match self.socket.connect().await {
-            Ok(io) => Some(Connection { io, _counted: (self.room, thread) }),
+            Ok(io) => Some(Connection { io, thread, _room: self.room }),
             Err(reason) => {
                 tracing::debug!("a connection was given up: {reason}");
                 None
@@ -67,11 +70,13 @@ impl Socket {
     async fn connect(self) -> io::Result<Io> {
         match self {
             Socket::Unix(socket) => Ok(Io::Unix(UnixStream::from_std(socket)?)),
-            Socket::Tcp(socket, None) => Ok(Io::Tcp(Tcp::accepted(TcpStream::from_std(socket)?))),
-            Socket::Tcp(socket, Some(tls)) => {
+            Socket::Tcp(socket, tls) => {
                 let socket = TcpStream::from_std(socket)?;
-                // What is small is sent at once, too. A connection that does not do so works.
-                let _ = socket.set_nodelay(true);
+                tcp::set_up(&socket);
+                let Some(tls) = tls else {
+                    let near = tcp::stays_on_this_host(&socket);
+                    return Ok(Io::Tcp(socket, near));
+                };
                 let peer = socket.peer_addr()?;
                 match tokio::time::timeout(HANDSHAKE, tls.accept(socket)).await {
                     Ok(Ok(stream)) => Ok(Io::Tls(Box::new(stream))),
@@ -158,21 +163,37 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
-            Io::Tcp(io) => Pin::new(io).poll_read(cx, buf),
+        let this = self.get_mut();
+        let read = match &mut this.io {
+            Io::Tcp(io, _) => Pin::new(io).poll_read(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
             Io::Unix(io) => Pin::new(io).poll_read(cx, buf),
+        };
+        if read.is_ready() {
+            let begins = this.thread.came();
+            #[cfg(target_os = "linux")]
+            if begins && let Io::Tcp(io, true) = &this.io {
+                aside::step(io);
+            }
+            #[cfg(not(target_os = "linux"))]
+            let _ = begins;
         }
+        read
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
-            Io::Tcp(io) => Pin::new(io).poll_write(cx, buf),
+        let this = self.get_mut();
+        let written = match &mut this.io {
+            Io::Tcp(io, _) => Pin::new(io).poll_write(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_write(cx, buf),
             Io::Unix(io) => Pin::new(io).poll_write(cx, buf),
+        };
+        if written.is_ready() {
+            this.thread.went();
         }
+        written
     }
 
     fn poll_write_vectored(
@@ -180,16 +201,21 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
-            Io::Tcp(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+        let this = self.get_mut();
+        let written = match &mut this.io {
+            Io::Tcp(io, _) => Pin::new(io).poll_write_vectored(cx, bufs),
             Io::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
             Io::Unix(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+        };
+        if written.is_ready() {
+            this.thread.went();
         }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
         match &self.io {
-            Io::Tcp(io) => io.is_write_vectored(),
+            Io::Tcp(io, _) => io.is_write_vectored(),
             Io::Tls(io) => io.is_write_vectored(),
             Io::Unix(io) => io.is_write_vectored(),
         }
@@ -197,7 +223,7 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().io {
-            Io::Tcp(io) => Pin::new(io).poll_flush(cx),
+            Io::Tcp(io, _) => Pin::new(io).poll_flush(cx),
             Io::Tls(io) => Pin::new(io).poll_flush(cx),
             Io::Unix(io) => Pin::new(io).poll_flush(cx),
         }
@@ -205,7 +231,7 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().io {
-            Io::Tcp(io) => Pin::new(io).poll_shutdown(cx),
+            Io::Tcp(io, _) => Pin::new(io).poll_shutdown(cx),
             Io::Tls(io) => Pin::new(io).poll_shutdown(cx),
             Io::Unix(io) => Pin::new(io).poll_shutdown(cx),
         }

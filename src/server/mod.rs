@@ -5,6 +5,8 @@
 //! and the cluster; nothing below knows it.
 
 mod admin;
+#[cfg(target_os = "linux")]
+mod aside;
 mod auth;
 mod buffers;
 mod checkpoints;
@@ -157,7 +159,9 @@ impl Server {
         };
         let count = std::thread::available_parallelism().map_or(1, usize::from);
         let services = services(&shard, tokens).await?;
-        let (threads, dealer) = Threads::start(count, move |connections| serve(services.clone(), connections))?;
+        let awake_for = Duration::from_micros(config.server.stay_awake_us);
+        let (threads, dealer) =
+            Threads::start(count, awake_for, move |connections| serve(services.clone(), connections))?;
         let listeners = Listeners::new(dealer, config.server.max_connections);
         listeners.tcp(listener, tls);
         if !config.server.unix.as_os_str().is_empty() {

@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures_util::future;
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::listen::{Arrival, Connection};
+use crate::awake;
 
 /// Connections as a thread serves them.
 pub type Connections = ReceiverStream<io::Result<Connection>>;
@@ -24,22 +26,22 @@ pub struct Dealer {
     lanes: Vec<Lane>,
 }
 
-/// With what counts it among the connections of its thread.
-type Dealt = (Arrival, Arc<()>);
+/// With its thread, among whose connections it counts while it holds that.
+type Dealt = (Arrival, Arc<awake::Server>);
 
 /// The way to a thread.
 struct Lane {
     arrivals: mpsc::UnboundedSender<Dealt>,
-    /// One copy here and one for each connection.
-    live: Arc<()>,
+    /// A reference to it for each connection, and some more that all threads have.
+    thread: Arc<awake::Server>,
 }
 
 impl Dealer {
     /// Hands a connection to the thread that has the fewest.
     pub fn deal(&self, arrival: Arrival) {
-        let lane = self.lanes.iter().min_by_key(|lane| Arc::strong_count(&lane.live)).expect("there is a thread");
+        let lane = self.lanes.iter().min_by_key(|lane| Arc::strong_count(&lane.thread)).expect("there is a thread");
         // A thread that takes no more is ending, and so is the server.
-        let _ = lane.arrivals.send((arrival, Arc::clone(&lane.live)));
+        let _ = lane.arrivals.send((arrival, Arc::clone(&lane.thread)));
     }
 
     /// Resolves when no thread takes connections any more.
@@ -61,9 +63,11 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts so many threads, each of which runs what `serve` makes of its connections.
+    /// Starts so many threads, each of which runs what `serve` makes of its connections, and does not go to sleep for a while after
+    /// something came or went on them.
     pub fn start<F>(
         count: usize,
+        awake_for: Duration,
         serve: impl Fn(Connections) -> F + Clone + Send + 'static,
     ) -> Result<(Threads, Dealer)>
     where
@@ -76,10 +80,13 @@ impl Threads {
             let (said, done) = oneshot::channel();
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let serve = serve.clone();
+            let thread = Arc::<awake::Server>::default();
+            let this = Arc::clone(&thread);
             let run = move || {
                 let (accepted, connections) = mpsc::channel(16);
                 let ended = runtime.block_on(async {
                     tokio::spawn(take(arrived, accepted));
+                    tokio::spawn(async move { this.stay_awake(awake_for).await });
                     tokio::select! {
                         ended = serve(ReceiverStream::new(connections)) => ended,
                         // Nothing is ever sent: the other end is gone.
@@ -93,7 +100,7 @@ impl Threads {
             };
             let handle = std::thread::Builder::new().name("hotrow-serve".into()).spawn(run)?;
             threads.push(Thread { stop: Some(stop), done: Some(done), handle: Some(handle) });
-            lanes.push(Lane { arrivals, live: Arc::default() });
+            lanes.push(Lane { arrivals, thread });
         }
         Ok((Threads { threads }, Dealer { lanes }))
     }
@@ -123,11 +130,11 @@ async fn take(mut arrived: mpsc::UnboundedReceiver<Dealt>, accepted: mpsc::Sende
             arrival = arrived.recv() => arrival,
             () = accepted.closed() => return,
         };
-        let Some((arrival, live)) = arrival else { return };
+        let Some((arrival, thread)) = arrival else { return };
         let accepted = accepted.clone();
         // A slow handshake must not keep others waiting.
         tokio::spawn(async move {
-            if let Some(connection) = arrival.connect(live).await {
+            if let Some(connection) = arrival.connect(thread).await {
                 let _ = accepted.send(Ok(connection)).await;
             }
         });
@@ -136,13 +143,11 @@ async fn take(mut arrived: mpsc::UnboundedReceiver<Dealt>, accepted: mpsc::Sende
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]
     async fn what_fails_on_one_thread_is_told_at_once() {
-        let (threads, _dealer) = Threads::start(3, |connections| async {
+        let (threads, _dealer) = Threads::start(3, Duration::ZERO, |connections| async {
             // The others wait for connections.
             match std::thread::current().id() {
                 id if FAILS.get_or_init(|| id) == &id => Err(anyhow::anyhow!("no more")),
@@ -162,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn threads_end_when_they_are_dropped() {
         let alive = Arc::new(());
-        let (threads, dealer) = Threads::start(2, {
+        let (threads, dealer) = Threads::start(2, Duration::ZERO, {
             let alive = Arc::clone(&alive);
             move |connections| {
                 let alive = Arc::clone(&alive);
