@@ -123,11 +123,11 @@ bench-python: ## pulls from Python beside the Rust client's
 
 bench-peers: ## hotrow beside Redis, memcached, grpcio, torch rpc, fbgemm and bare sockets (ARGS=--help)
 	@echo "== systems beside each other, one run"
-	python=$$(python/environment bench) && benches/peers/prepare && cd benches && $$python -m compare $(ARGS)
+	python=$$(python/environment bench) && benches/peers/prepare && $(CARGO) fetch --locked && cd benches && ./network $$python -m compare $(ARGS)
 
 bench: ## all benchmarks, and docs/BENCHMARKS.md from them (an hour; ARGS=--help)
 	@echo "== all benchmarks, one report"
-	python=$$(python/environment bench) && benches/peers/prepare && cd benches && $$python -m report $(ARGS)
+	python=$$(python/environment bench) && benches/peers/prepare && $(CARGO) fetch --locked && cd benches && ./network $$python -m report $(ARGS)
 
 clean: ## remove what was built
 	$(CARGO) clean

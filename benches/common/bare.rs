@@ -43,12 +43,18 @@ pub fn serve(rows: usize, dim: usize, unix: Option<&Path>, started: impl FnOnce(
             started(&listener.local_addr()?.to_string());
             listener.incoming().try_for_each(|stream| {
                 let stream = stream?;
-                stream.set_nodelay(true)?;
+                set_up(&stream)?;
                 answer_all(Box::new(stream));
                 Ok(())
             })
         }
     }
+}
+
+/// As hotrow's connections are (`src/tcp.rs`): what is small is sent at once, and nothing is paced.
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    socket2::SockRef::from(stream).set_tcp_congestion(b"reno")
 }
 
 fn answer(stream: Box<dyn Stream>, table: &RwLock<Array<f32>>, dim: usize) -> io::Result<()> {
@@ -87,7 +93,7 @@ impl Bare {
             Some(path) => Box::new(UnixStream::connect(path).unwrap()),
             None => {
                 let stream = TcpStream::connect(address).unwrap();
-                stream.set_nodelay(true).unwrap();
+                set_up(&stream).unwrap();
                 Box::new(stream)
             }
         };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def machine() -> dict[str, str]:
         "memory": f"{int(memory[1]) / 2**20:.0f} GiB" if memory else "unknown",
         "kernel": platform.release().partition("-")[0],
         "transparent huge pages": huge[1] if huge else "unknown",
+        "TCP congestion control": congestion_control(),
     }
 
 
@@ -37,6 +39,12 @@ def caches() -> list[str]:
         if kind != "Instruction":
             found.append(f"L{level} {size}")
     return found
+
+
+def congestion_control() -> str:
+    """That of a loopback connection whose program chooses none."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
 def versions() -> dict[str, str]:
