@@ -6,6 +6,7 @@
 //! Hot path: no allocation, no hashing of keys (the caller passes the hash it has).
 
 use super::image::{COUNT_SHIFT, DIRTY, DirectoryImage, Ranks};
+use crate::memory::{Mapping, Region};
 use crate::numeric::format::names;
 use crate::numeric::{hash, simd};
 
@@ -23,11 +24,6 @@ pub(super) fn geometry(rows: u32) -> (u32, u32) {
     (sets, rows.checked_div(sets).unwrap_or(0))
 }
 
-/// Tags of sixteen ways, on one cache line.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct TagLine([u32; 16]);
-
 /// Which row gives way to a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
@@ -43,8 +39,11 @@ names!(Policy, "policy", Lru = "lru", Lfu = "lfu");
 pub struct Directory {
     sets: u32,
     ways: u32,
-    /// Row number plus one; zero is an empty way.
-    lines: Vec<TagLine>,
+    /// `u32`s: the number of the row in a slot plus one; zero is an empty way. A set of 32 ways is two cache lines.
+    tags: Region,
+    /// `u64`s: a bit for each row of a dense part, whether it is in the cache. Pulls look here first, and spare themselves the sets of rows that
+    /// are not.
+    cached: Region,
     occupied: u32,
     ranks: Ranks,
 }
@@ -114,15 +113,28 @@ const SKETCH_MAX: u8 = 15;
 const DECAY_AFTER: u64 = 32;
 
 impl Directory {
-    /// An empty directory for at most `rows` rows.
-    pub fn new(policy: Policy, rows: u32) -> Directory {
+    /// An empty directory for at most `rows` rows of the `all` that a dense part has; for a hashed one that is 0. What pulls read of it is in
+    /// `memory`, which has [`Directory::mapped`] bytes left for it.
+    pub fn new(policy: Policy, rows: u32, all: u64, memory: &mut Mapping) -> Directory {
         let (sets, ways) = geometry(rows);
         let slots = sets as usize * ways as usize;
         let ranks = match policy {
             Policy::Lru => Ranks::Lru { clock: 0, stamps: vec![0; slots] },
             Policy::Lfu => Ranks::Lfu { uses: 0, counts: vec![0; slots], sketch: vec![0; 2 * slots] },
         };
-        Directory { sets, ways, lines: bytemuck::zeroed_vec(slots.div_ceil(16)), occupied: 0, ranks }
+        let [tags, cached] =
+            Directory::lens(rows, all).map(|len| memory.take(len).expect("memory was mapped for the directory"));
+        Directory { sets, ways, tags, cached, occupied: 0, ranks }
+    }
+
+    /// Bytes of the memory that [`Directory::new`] takes.
+    pub fn mapped(rows: u32, all: u64) -> usize {
+        Directory::lens(rows, all).map(|len| Mapping::len_for(1, len)).iter().sum()
+    }
+
+    /// Bytes of tags, and of bits.
+    fn lens(rows: u32, all: u64) -> [usize; 2] {
+        [size_of::<u32>() * Directory::slots_for(rows) as usize, size_of::<u64>() * all.div_ceil(64) as usize]
     }
 
     /// Bytes of directory per slot.
@@ -149,11 +161,22 @@ impl Directory {
         self.tags().tags[slot as usize].checked_sub(1)
     }
 
+    /// A bit for each row of a dense part, whether it is in the cache; nothing where there is no cache.
+    pub fn cached(&self) -> &[u64] {
+        bytemuck::cast_slice(&self.cached)
+    }
+
+    #[inline(always)]
+    fn flip(&mut self, row: u32) {
+        if let Some(word) = bytemuck::cast_slice_mut::<u8, u64>(&mut self.cached).get_mut((row / 64) as usize) {
+            *word ^= 1 << (row % 64);
+        }
+    }
+
     /// What a lookup reads.
     #[inline(always)]
     pub fn tags(&self) -> Tags<'_> {
-        let tags = &bytemuck::cast_slice(&self.lines)[..self.slots() as usize];
-        Tags { tags, sets: self.sets, ways: self.ways }
+        Tags { tags: bytemuck::cast_slice(&self.tags), sets: self.sets, ways: self.ways }
     }
 
     /// Asks for the memory of the sets of keys with these hashes.
@@ -218,7 +241,7 @@ impl Directory {
         }
         let first = self.tags().set(hash) as usize;
         let set = first..first + self.ways as usize;
-        let tags = &mut bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[set.clone()];
+        let tags = &mut bytemuck::cast_slice_mut::<u8, u32>(&mut self.tags)[set.clone()];
         let empty = simd::matches(simd::level(), tags, 0);
         let empty = (empty != 0).then(|| empty.trailing_zeros() as usize);
         let way = match &mut self.ranks {
@@ -274,12 +297,16 @@ impl Directory {
         let (way, dirty) = way;
         let slot = first + way;
         let before = std::mem::replace(&mut tags[way], row + 1);
+        self.flip(row);
         match before.checked_sub(1) {
             None => {
                 self.occupied += 1;
                 Admission::Free { slot: slot as u32 }
             }
-            Some(row) => Admission::Evicted { slot: slot as u32, row, dirty },
+            Some(row) => {
+                self.flip(row);
+                Admission::Evicted { slot: slot as u32, row, dirty }
+            }
         }
     }
 
@@ -329,11 +356,12 @@ impl Directory {
         let slots = image.sets * image.ways;
         let same_policy = std::mem::discriminant(&self.ranks) == std::mem::discriminant(&image.ranks);
         if same_policy && (self.sets, self.ways) == (image.sets, image.ways) {
-            let tags = bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines);
+            let tags = bytemuck::cast_slice_mut::<u8, u32>(&mut self.tags);
             tags[..image.tags.len()].copy_from_slice(&image.tags);
             self.occupied = image.tags.iter().filter(|&&tag| tag != 0).count() as u32;
             let kept = (0..slots).map(|slot| image.row_at(slot).map(|_| slot)).collect();
             self.ranks = image.ranks;
+            image.tags.iter().filter_map(|tag| tag.checked_sub(1)).for_each(|row| self.flip(row));
             return kept;
         }
         match (&mut self.ranks, &image.ranks) {
@@ -348,9 +376,10 @@ impl Directory {
             let Some(row) = image.row_at(slot) else { continue };
             let first = self.tags().set(hash_of(row)) as usize;
             let set = first..first + self.ways as usize;
-            let tags = &mut bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[set];
+            let tags = &mut bytemuck::cast_slice_mut::<u8, u32>(&mut self.tags)[set];
             let Some(way) = tags.iter().position(|&tag| tag == 0) else { continue };
             tags[way] = row + 1;
+            self.flip(row);
             self.occupied += 1;
             let (rank, dirty) = (image.ranks.rank(slot), u32::from(image.is_dirty(slot)));
             match &mut self.ranks {
@@ -368,8 +397,11 @@ impl Directory {
     /// Empties a slot that holds a row.
     pub fn clear(&mut self, slot: u32) {
         self.occupied -= 1;
+        if let Some(row) = self.row_at(slot) {
+            self.flip(row);
+        }
         let slot = slot as usize;
-        bytemuck::cast_slice_mut::<TagLine, u32>(&mut self.lines)[slot] = 0;
+        bytemuck::cast_slice_mut::<u8, u32>(&mut self.tags)[slot] = 0;
         match &mut self.ranks {
             Ranks::Lru { stamps, .. } => stamps[slot] = 0,
             Ranks::Lfu { counts, .. } => counts[slot] = 0,
@@ -465,8 +497,18 @@ fn first_where(elements: &[u32], is: impl Fn(u32) -> bool) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::numeric::hash::mix64;
+
+    /// Rows below this have a bit.
+    const ALL: u64 = 8192;
+
+    fn empty(policy: Policy, rows: u32) -> Directory {
+        let mut memory = Mapping::new(Directory::mapped(rows, ALL)).unwrap();
+        Directory::new(policy, rows, ALL, &mut memory)
+    }
 
     fn touch(directory: &mut Directory, rows: &[u32]) -> Vec<Admission> {
         let hash_of = |row: u32| mix64(u64::from(row));
@@ -499,7 +541,7 @@ mod tests {
     fn the_budget_is_used_almost_whole_and_never_exceeded() {
         for rows in 0..2000 {
             let slots = Directory::slots_for(rows);
-            assert_eq!(Directory::new(Policy::Lru, rows).slots(), slots);
+            assert_eq!(empty(Policy::Lru, rows).slots(), slots);
             let left = if rows >= WHOLE_SETS { WAYS } else { rows.div_ceil(WAYS).max(1) };
             assert!(slots <= rows && rows - slots < left, "{rows}: {slots}");
         }
@@ -507,7 +549,7 @@ mod tests {
 
     #[test]
     fn lru_evicts_the_oldest_and_never_what_is_in_use() {
-        let mut directory = Directory::new(Policy::Lru, 4);
+        let mut directory = empty(Policy::Lru, 4);
         touch(&mut directory, &[1, 2, 3, 4]);
         touch(&mut directory, &[1, 3]);
         let admissions = touch(&mut directory, &[5, 4]);
@@ -518,7 +560,7 @@ mod tests {
 
     #[test]
     fn lru_survives_the_end_of_its_clock() {
-        let mut directory = Directory::new(Policy::Lru, 3);
+        let mut directory = empty(Policy::Lru, 3);
         touch(&mut directory, &[1]);
         let Ranks::Lru { clock, .. } = &mut directory.ranks else { unreachable!() };
         *clock = CLOCK_END - 2;
@@ -534,7 +576,7 @@ mod tests {
 
     #[test]
     fn lfu_keeps_what_is_frequent_against_a_scan() {
-        let mut directory = Directory::new(Policy::Lfu, 32);
+        let mut directory = empty(Policy::Lfu, 32);
         let hot: Vec<u32> = (0..16).collect();
         for round in 0..40u32 {
             touch(&mut directory, &hot);
@@ -548,10 +590,40 @@ mod tests {
     fn eight_bytes_per_slot() {
         for policy in [Policy::Lru, Policy::Lfu] {
             let mut bytes = 0;
-            let directory = Directory::new(policy, 390);
+            let directory = empty(policy, 390);
             directory.digest(|part| bytes += part.len());
             let fixed = bytes as u64 - Directory::BYTES_PER_SLOT * u64::from(directory.slots());
             assert!(fixed <= 8, "{policy}: {fixed} bytes beside the slots");
+        }
+    }
+
+    /// Whatever becomes of rows, the bits say of each what the tags say.
+    #[test]
+    fn bits_say_which_rows_are_cached() {
+        let hash_of = |row: u32| mix64(u64::from(row));
+        let check = |directory: &Directory| {
+            let mut expected = vec![0; directory.cached().len()];
+            for row in (0..directory.slots()).filter_map(|slot| directory.row_at(slot)) {
+                expected[row as usize / 64] |= 1u64 << (row % 64);
+            }
+            assert!(expected.iter().any(|&word| word != 0) && directory.cached() == expected);
+        };
+        for policy in [Policy::Lru, Policy::Lfu] {
+            let mut directory = empty(policy, 300);
+            for round in 0..200u32 {
+                let rows: BTreeSet<u32> = (0..50).map(|i| (round * 131 + i * i * 7) % (500 + 30 * round)).collect();
+                touch(&mut directory, &Vec::from_iter(rows));
+                if let Some(slot) = directory.find(round * 131 % 500, hash_of(round * 131 % 500)) {
+                    directory.clear(slot);
+                }
+                check(&directory);
+            }
+            // Into the same geometry, a smaller one and another policy.
+            for (policy, rows) in [(policy, 300), (policy, 90), (Policy::Lru, 500), (Policy::Lfu, 500)] {
+                let mut other = empty(policy, rows);
+                other.restore(directory.image(), hash_of);
+                check(&other);
+            }
         }
     }
 }

@@ -11,12 +11,12 @@ use super::{Alteration, Change, Engine, Lsn};
 use crate::cache::cuda::CudaSlots;
 use crate::cache::{Directory, HostPool, Slots};
 use crate::error::{Error, Result};
-use crate::memory::{Mapping, Region};
+use crate::memory::Mapping;
 use crate::numeric::hash;
-use crate::table::{ChunkSource, Initial, KeySpace, Shape, TablePart, TableSpec};
+use crate::table::{ChunkSource, Initial, Shape, TablePart, TableSpec};
 
-/// A region per owned partition for the rows of a dense table, and slots where there is a cache.
-type TableMemory = (Vec<Region>, Option<Slots>);
+/// What the parts take their memory from, and slots where there is a cache.
+type TableMemory = (Mapping, Option<Slots>);
 
 impl Engine {
     pub(super) fn apply_create(&self, change: &Change<'_>, spec: &TableSpec) -> Result<Lsn> {
@@ -44,7 +44,8 @@ impl Engine {
         // Slots on a GPU have a budget of their own.
         let slot_bytes = if self.device.is_ok() { 0 } else { shape.layout.slot_bytes() as u64 };
         let slot_bytes = slot_bytes + Directory::BYTES_PER_SLOT;
-        let row_bytes = rows.saturating_mul(shape.stride() as u64).saturating_add(rows.div_ceil(8));
+        let row_bytes = rows.saturating_mul(shape.stride() as u64);
+        let row_bytes = row_bytes.saturating_add(rows.saturating_mul(shape.bits_per_row()).div_ceil(8));
         let charged = row_bytes.saturating_add(u64::from(all_slots) * slot_bytes);
         self.budget.take(charged)?;
         // Everything that takes time is done before the change has its place and the partitions are held.
@@ -69,12 +70,11 @@ impl Engine {
         slots: &[u32],
         born: Lsn,
     ) -> Result<(Arc<Table>, Vec<TablePart>)> {
-        let (memory, slots_memory) = self.allocate(&shape, slots.iter().sum())?;
-        let mut memory = memory.into_iter();
+        let (mut memory, slots_memory) = self.allocate(&shape, slots.iter().sum())?;
         let mut first_slot = 0;
         let mut parts = Vec::with_capacity(slots.len());
         for (&id, &slots) in self.route.owned().iter().zip(slots) {
-            parts.push(TablePart::new(&shape, spec.policy, id, self.route.bits(), memory.next(), first_slot));
+            parts.push(TablePart::new(&shape, spec.policy, id, self.route.bits(), &mut memory, first_slot));
             first_slot += slots;
         }
         let table = Table {
@@ -98,23 +98,14 @@ impl Engine {
     /// The memory of a new table.
     fn allocate(&self, shape: &Shape, slots: u32) -> Result<TableMemory> {
         let system = |e: std::io::Error| Error::System(e.to_string());
-        let mut regions = Vec::new();
-        if let KeySpace::Dense { .. } = shape.keys {
-            let lens: Vec<usize> = self
-                .route
-                .owned()
-                .iter()
-                .map(|&p| shape.rows_in(p, self.config.partitions) as usize * shape.stride())
-                .collect();
-            let mut mapping = Mapping::new(lens.iter().map(|&len| Mapping::len_for(1, len)).sum()).map_err(system)?;
-            regions.extend(lens.iter().map(|&len| mapping.take(len).expect("the mapping was made for these")));
-        }
+        let mapped = |&p: &u32| TablePart::mapped(shape, p, self.config.partitions);
+        let memory = Mapping::new(self.route.owned().iter().map(mapped).sum()).map_err(system)?;
         let slots = match (slots, &self.device) {
             (0, _) => None,
             (_, Ok(device)) => Some(Slots::Cuda(CudaSlots::new(device, shape.layout, slots)?)),
             (_, Err(_)) => Some(Slots::Host(HostPool::new(shape.layout, self.config.seed, slots).map_err(system)?)),
         };
-        Ok((regions, slots))
+        Ok((memory, slots))
     }
 
     pub(super) fn apply_drop(&self, change: &Change<'_>, name: &str) -> Result<Lsn> {

@@ -23,6 +23,8 @@ pub struct Held<'a> {
     /// See `row_lines`.
     pub(super) slot_lines: usize,
     pub(super) views: Vec<PartView<'a>>,
+    /// For dense tables with a cache: a bit for each row of a partition, whether it is cached.
+    cached: Vec<&'a [u64]>,
     /// For hashed tables, whose rows are found through their index.
     parts: Vec<Option<&'a TablePart>>,
 }
@@ -60,12 +62,14 @@ impl<'a> Held<'a> {
         let hashed = table.keys() == KeySpace::Hashed;
         let mut views = vec![PartView::default(); 1 << route.bits()];
         let mut parts = vec![None; if hashed { views.len() } else { 0 }];
+        let mut cached: Vec<&[u64]> = vec![&[]; if hashed { 0 } else { views.len() }];
         for partition in partitions {
             // A drop may have come between the lookup of the name and the locks.
             let part = partition.part(table.id).ok_or_else(|| Error::UnknownTable(table.name().into()))?;
             views[partition.id as usize] = part.view();
-            if hashed {
-                parts[partition.id as usize] = Some(part);
+            match hashed {
+                true => parts[partition.id as usize] = Some(part),
+                false => cached[partition.id as usize] = part.directory.cached(),
             }
         }
         let stride = table.shape.stride();
@@ -74,7 +78,7 @@ impl<'a> Held<'a> {
         let row_lines = if stride.is_multiple_of(64) { bytes.div_ceil(64) } else { bytes / 64 + 1 };
         let slot_lines = if table.slots.is_some() { table.dim().div_ceil(16) } else { 0 };
         let (row_lines, slot_lines) = (row_lines.min(MOST_LINES), slot_lines.min(MOST_LINES));
-        Ok(Held { table, route, stride, row_lines, slot_lines, views, parts })
+        Ok(Held { table, route, stride, row_lines, slot_lines, views, cached, parts })
     }
 
     /// Whether the table is hashed, and has a cache that is looked into.
@@ -103,6 +107,22 @@ impl<'a> Held<'a> {
         let view = &self.views[partition as usize & (self.views.len() - 1)];
         let set = view.tags.set(mixed);
         Place { tags: view.tags.approach(set), slot: view.first_slot + set, partition }
+    }
+
+    /// Asks for what says whether a key of a dense table is cached.
+    #[inline(always)]
+    pub(super) fn ask(&self, key: u64) {
+        let (partition, row) = self.dense(key);
+        let bits = self.cached[partition as usize & (self.cached.len() - 1)];
+        simd::prefetch(bits.as_ptr().wrapping_add(row as usize / 64));
+    }
+
+    /// Whether a key of a dense table with a cache is cached.
+    #[inline(always)]
+    pub(super) fn is_cached(&self, key: u64) -> bool {
+        let (partition, row) = self.dense(key);
+        let bits = self.cached[partition as usize & (self.cached.len() - 1)];
+        bits[row as usize / 64] >> (row % 64) & 1 != 0
     }
 
     /// A key's partition, and its row there, in a dense table.

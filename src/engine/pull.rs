@@ -19,13 +19,15 @@ use crate::numeric::{Rounding, RowToRound};
 
 /// Keys that are read together: first those that are cached, then the others.
 const GROUP: usize = 16;
-/// How many groups ahead the directory's sets are asked for.
-const SETS_AHEAD: usize = 3;
-/// How many groups ahead their rows are asked for.
-const ROWS_AHEAD: usize = 2;
+/// How many groups ahead the bits are asked for that say which keys of a dense table are cached.
+const BITS_AHEAD: usize = 3;
+/// How many groups ahead the directory's sets are asked for, and the rows for which it is not needed.
+const SETS_AHEAD: usize = 2;
+/// How many groups ahead the other rows are asked for.
+const ROWS_AHEAD: usize = 1;
 /// Room for what is known of groups ahead, and of the one that is read.
 const RING: usize = 4;
-const _: () = assert!(ROWS_AHEAD < SETS_AHEAD && SETS_AHEAD < RING);
+const _: () = assert!(ROWS_AHEAD < SETS_AHEAD && SETS_AHEAD < RING && SETS_AHEAD < BITS_AHEAD);
 
 thread_local! {
     static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -66,18 +68,11 @@ fn rows_of<const DIM: usize, const CODES: bool>(
     }
 }
 
-/// Where a row is: in the pool's slot `at`, or it is row `at` of its part.
-#[derive(Clone, Copy, Default)]
-struct Spot {
-    at: u32,
-    partition: u32,
-}
-
-/// Where the rows of keys are. What is needed to find one is asked for `SETS_AHEAD` groups before it is read, and the row itself
-/// `ROWS_AHEAD` groups before.
+/// Where the rows of keys are. What is needed to find one is asked for some groups before it is read.
 ///
-/// Nobody can predict whether a row is cached. So nothing here branches on it; and rows are read a group at a time, the cached ones
-/// first, so that who reads them is wrong once in a group and not every other row.
+/// Nobody can predict whether a row is cached. So rows are asked for and read a group at a time, the cached ones first: who branches on it is
+/// wrong once in a group and not every other row. Of a dense table a bit says it beforehand, and the directory is only asked about rows
+/// that it has; of a hashed one it is known when the directory was asked, and nothing branches on it before.
 ///
 /// There are no closures and no calls in here: only what is inlined is compiled for the processor's instructions, and what a call
 /// returns is written in pieces and read as a whole, for which the processor waits. What is known of the keys ahead is kept apart
@@ -91,6 +86,7 @@ struct Finder<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> 
 
 /// What is known of the keys ahead.
 struct Ahead<'a> {
+    /// Where each key of a group is looked for; or of a dense table those that are cached, in the order in which they are read.
     places: [[Place<'a>; GROUP]; RING],
     found: [Found; RING],
 }
@@ -98,10 +94,24 @@ struct Ahead<'a> {
 /// A group whose rows were found.
 #[derive(Clone, Copy, Default)]
 struct Found {
-    spots: [Spot; GROUP],
     /// The keys in the order in which they are read: those that are cached, and then the others from the last to the first.
     order: [u8; GROUP],
     hits: usize,
+    /// The slots of those that are cached, in that order.
+    slots: [u32; GROUP],
+    /// The rows of the keys of a hashed table.
+    rows: [u32; GROUP],
+}
+
+impl Found {
+    /// Puts a member of a group of so many to the cached ones or to the others, `hits` being the cached ones before it. To be called for one
+    /// member after the other.
+    #[inline(always)]
+    fn sort(&mut self, member: usize, len: usize, hits: usize) {
+        // Into both lists; the one that it is not in is written over by the next, or by the last of the other.
+        self.order[hits % GROUP] = member as u8;
+        self.order[(len - 1 + hits - member) % GROUP] = member as u8;
+    }
 }
 
 impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a, 'k, DIM, HASHED, CACHED> {
@@ -111,64 +121,116 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
     fn new(held: &'k Held<'a>, pool: Option<&'a HostPool>, keys: &'k [u64]) -> (Self, Ahead<'a>) {
         let finder = Finder { held, pool, level: simd::level(), keys };
         let mut ahead = Ahead { places: [[Place::default(); GROUP]; RING], found: [Found::default(); RING] };
-        for group in 0..SETS_AHEAD {
-            for member in 0..finder.len(group) {
-                finder.approach(group, member, &mut ahead);
-            }
-        }
-        for group in 0..ROWS_AHEAD {
-            for member in 0..finder.len(group) {
-                finder.find(group, member, &mut ahead);
-            }
-        }
+        (0..BITS_AHEAD).for_each(|group| finder.ask(group));
+        (0..SETS_AHEAD).for_each(|group| finder.approach(group, &mut ahead));
+        (0..ROWS_AHEAD).for_each(|group| finder.find(group, &mut ahead));
         (finder, ahead)
     }
 
-    /// How many keys a group has.
+    /// The keys of a group; of those that are not there, none.
     #[inline(always)]
-    fn len(&self, group: usize) -> usize {
-        self.keys.len().saturating_sub(group * GROUP).min(GROUP)
+    fn group(&self, group: usize) -> &'k [u64] {
+        let rest = self.keys.get(group * GROUP..).unwrap_or_default();
+        &rest[..rest.len().min(GROUP)]
     }
 
-    /// Asks for what is needed to find a key, if there is one.
+    /// Asks for what says whether the keys of a group are cached.
     #[inline(always)]
-    fn approach(&self, group: usize, member: usize, ahead: &mut Ahead<'a>) {
-        if let Some(&key) = self.keys.get(group * GROUP + member) {
-            ahead.places[group % RING][member] = self.held.approach(Self::KIND, key);
+    fn ask(&self, group: usize) {
+        if !HASHED && CACHED {
+            self.group(group).iter().for_each(|&key| self.held.ask(key));
         }
     }
 
-    /// Finds the row of a key, if there is one, and asks for its memory in the second-level cache: lines on their way to the first keep
-    /// the next waiting, and reading from the second costs less than that. To be called for one member after the other.
+    /// Asks for what is needed to find the rows of a group, or for the rows that need none of it.
     #[inline(always)]
-    fn find(&self, group: usize, member: usize, ahead: &mut Ahead<'a>) {
-        let Some(&key) = self.keys.get(group * GROUP + member) else { return };
-        let (place, found) = (&ahead.places[group % RING][member], &mut ahead.found[group % RING]);
-        let held = self.held;
-        let (row, way) = held.find(Self::KIND, self.level, key, place);
-        let (stored, bit) = held.addresses(HASHED, place.partition, row);
+    fn approach(&self, group: usize, ahead: &mut Ahead<'a>) {
+        let (held, keys) = (self.held, self.group(group));
+        let (places, found) = (&mut ahead.places[group % RING], &mut ahead.found[group % RING]);
+        if HASHED {
+            for (place, &key) in places.iter_mut().zip(keys) {
+                *place = held.approach(Self::KIND, key);
+            }
+            return;
+        }
+        if !CACHED {
+            keys.iter().for_each(|&key| self.ask_for_row(key));
+            return;
+        }
+        let mut hits = 0;
+        for (member, &key) in keys.iter().enumerate() {
+            found.sort(member, keys.len(), hits);
+            hits += usize::from(held.is_cached(key));
+        }
+        found.hits = hits;
+        for turn in 0..hits.min(GROUP) {
+            places[turn] = held.approach(Self::KIND, keys[found.order[turn] as usize]);
+        }
+        for turn in hits..keys.len() {
+            self.ask_for_row(keys[found.order[turn % GROUP] as usize]);
+        }
+    }
+
+    /// Asks for the row of a key of a dense table in the second-level cache: lines on their way to the first keep the next waiting, and reading
+    /// from the second costs less than that.
+    #[inline(always)]
+    fn ask_for_row(&self, key: u64) {
+        let (partition, row) = self.held.dense(key);
+        let (stored, bit) = self.held.addresses(false, partition, row);
+        if let Some(bit) = bit {
+            simd::prefetch(bit);
+        }
+        simd::prefetch_lines::<false>(stored, 0, self.held.row_lines);
+    }
+
+    /// Finds the rows of a group that were not asked for, and asks for them.
+    #[inline(always)]
+    fn find(&self, group: usize, ahead: &mut Ahead<'a>) {
+        let (held, keys) = (self.held, self.group(group));
+        let lines = if DIM > 0 { DIM.div_ceil(16) } else { held.slot_lines };
+        let (places, found) = (&ahead.places[group % RING], &mut ahead.found[group % RING]);
+        if !HASHED {
+            let Some(pool) = self.pool.filter(|_| CACHED && !keys.is_empty()) else { return };
+            for turn in 0..found.hits.min(GROUP) {
+                let place = &places[turn];
+                let way = held.find(Self::KIND, self.level, keys[found.order[turn] as usize], place).1;
+                let slot = place.slot.wrapping_add(way.trailing_zeros());
+                simd::prefetch_lines::<false>(pool.address(slot), 0, lines);
+                found.slots[turn] = slot;
+            }
+            return;
+        }
         // Where there is nothing to ask for, any memory will do that is near.
         let near = held.views.as_ptr().cast::<u8>();
-        let cached = way != 0;
-        if let Some(bit) = bit {
-            simd::prefetch(select_unpredictable(cached, near, bit));
+        let mut hits = 0;
+        for (member, (&key, place)) in keys.iter().zip(places).enumerate() {
+            let (row, way) = held.find(Self::KIND, self.level, key, place);
+            found.rows[member] = row;
+            let (stored, _) = held.addresses(true, place.partition, row);
+            let Some(pool) = self.pool.filter(|_| CACHED) else {
+                simd::prefetch_lines::<false>(stored, 0, held.row_lines);
+                continue;
+            };
+            let cached = way != 0;
+            let slot = place.slot.wrapping_add(way.trailing_zeros());
+            let hot = pool.address(slot);
+            simd::prefetch_lines::<false>(select_unpredictable(cached, hot, stored), 0, held.row_lines);
+            simd::prefetch_lines::<false>(select_unpredictable(cached, hot, near), held.row_lines, lines);
+            found.sort(member, keys.len(), hits);
+            // Written over by the next unless counted.
+            found.slots[hits % GROUP] = slot;
+            hits += usize::from(cached);
         }
-        let Some(pool) = self.pool.filter(|_| CACHED) else {
-            simd::prefetch_lines::<true>(stored, 0, held.row_lines);
-            found.spots[member] = Spot { at: row, partition: place.partition };
-            return;
-        };
-        let slot = place.slot.wrapping_add(way.trailing_zeros());
-        let hot = pool.address(slot);
-        let lines = if DIM > 0 { DIM.div_ceil(16) } else { held.slot_lines };
-        simd::prefetch_lines::<true>(select_unpredictable(cached, hot, stored), 0, held.row_lines);
-        simd::prefetch_lines::<true>(select_unpredictable(cached, hot, near), held.row_lines, lines);
-        found.spots[member] = Spot { at: select_unpredictable(cached, slot, row), partition: place.partition };
-        // Into both lists; the one that it is not in is written over by the next, or by the last of the other.
-        let hits = if member == 0 { 0 } else { found.hits };
-        found.order[hits % GROUP] = member as u8;
-        found.order[(self.len(group) - 1 + hits - member) % GROUP] = member as u8;
-        found.hits = hits + usize::from(cached);
+        found.hits = hits;
+    }
+
+    /// The partition of a key, and its row there.
+    #[inline(always)]
+    fn row(&self, group: usize, member: usize, key: u64, ahead: &Ahead<'a>) -> (u32, u32) {
+        match HASHED {
+            true => (ahead.places[group % RING][member].partition, ahead.found[group % RING].rows[member]),
+            false => self.held.dense(key),
+        }
     }
 }
 
@@ -284,12 +346,12 @@ fn round_hits<'a, const DIM: usize>(found: &Found, weights: impl Fn(u32) -> &'a 
     let mut to: [&mut [u8]; GROUP] = Default::default();
     to.iter_mut().zip(out.chunks_exact_mut(2 + DIM)).for_each(|(to, out)| *to = out);
     let mut rows: [RowToRound<'_>; GROUP] = Default::default();
-    for (row, &member) in rows.iter_mut().zip(&found.order[..found.hits.min(GROUP)]) {
-        let member = member as usize % GROUP;
-        row.x = &weights(found.spots[member].at)[..DIM];
-        row.to = std::mem::take(&mut to[member]);
+    let hits = found.hits.min(GROUP);
+    for ((row, &slot), &member) in rows.iter_mut().zip(&found.slots[..hits]).zip(&found.order) {
+        row.x = &weights(slot)[..DIM];
+        row.to = std::mem::take(&mut to[member as usize % GROUP]);
     }
-    WeightFormat::Int8Symmetric.encode_many(DIM, Rounding::Nearest, &mut rows[..found.hits.min(GROUP)]);
+    WeightFormat::Int8Symmetric.encode_many(DIM, Rounding::Nearest, &mut rows[..hits]);
 }
 
 dispatch! {
@@ -309,40 +371,41 @@ dispatch! {
         };
         let mut all_hits = 0;
         for (group, out) in out.chunks_mut(GROUP * bytes).enumerate() {
-            let hits = if CACHED { ahead.found[group % RING].hits } else { 0 };
+            finder.ask(group + BITS_AHEAD);
+            finder.approach(group + SETS_AHEAD, &mut ahead);
+            finder.find(group + ROWS_AHEAD, &mut ahead);
+            let found = &ahead.found[group % RING];
+            let keys = finder.group(group);
+            let hits = if CACHED { found.hits.min(keys.len()) } else { 0 };
             all_hits += hits as u64;
-            let members = out.len() / bytes;
-            if CODES && CACHED && let Some(pool) = pool {
-                // SAFETY: as below.
-                round_hits::<DIM>(&ahead.found[group % RING], |slot| unsafe { pool.weights(slot) }, out);
-            }
-            for turn in 0..members {
-                finder.approach(group + SETS_AHEAD, turn, &mut ahead);
-                finder.find(group + ROWS_AHEAD, turn, &mut ahead);
-                if CODES && CACHED && turn < hits {
-                    continue;
-                }
-                let found = &ahead.found[group % RING];
-                let member = if CACHED { found.order[turn] as usize % GROUP } else { turn };
-                let Spot { at, partition } = found.spots[member];
-                let out = &mut out[member * bytes..][..bytes];
-                match pool.filter(|_| CACHED && turn < hits) {
-                    Some(pool) => {
-                        // SAFETY: `held` borrows from read guards of these partitions, and the slot is of their parts.
-                        let weights = unsafe { pool.weights(at) };
+            if CACHED && let Some(pool) = pool {
+                // SAFETY: `held` borrows from read guards of these partitions, and the slot is of their parts.
+                let weights = |slot| unsafe { pool.weights(slot) };
+                if CODES {
+                    round_hits::<DIM>(found, weights, out);
+                } else {
+                    for turn in 0..hits {
+                        let weights = weights(found.slots[turn % GROUP]);
+                        let out = &mut out[found.order[turn % GROUP] as usize * bytes..][..bytes];
                         match DIM {
                             0 => (reader.hot)(reader.format, weights, out),
                             _ => out.copy_from_slice(bytemuck::cast_slice(&weights[..DIM])),
                         }
                     }
-                    None => match (held.stored(partition, at), reader.stored) {
-                        (Some(row), _) if DIM > 0 && CODES => out.copy_from_slice(&row[..2 + DIM]),
-                        (Some(row), WeightFormat::Int8Symmetric) if DIM > 0 => {
-                            WeightFormat::Int8Symmetric.decode(&row[..2 + DIM], bytemuck::cast_slice_mut(out));
-                        }
-                        (Some(row), WeightFormat::F32) if DIM > 0 => out.copy_from_slice(&row[..4 * DIM]),
-                        (row, _) => reader.read_cold(held, keys[group * GROUP + member], row, out),
-                    },
+                }
+            }
+            for turn in hits..keys.len() {
+                let member = if CACHED { found.order[turn % GROUP] as usize % GROUP } else { turn };
+                let key = keys[member];
+                let (partition, row) = finder.row(group, member, key, &ahead);
+                let out = &mut out[member * bytes..][..bytes];
+                match (held.stored(partition, row), reader.stored) {
+                    (Some(row), _) if DIM > 0 && CODES => out.copy_from_slice(&row[..2 + DIM]),
+                    (Some(row), WeightFormat::Int8Symmetric) if DIM > 0 => {
+                        WeightFormat::Int8Symmetric.decode(&row[..2 + DIM], bytemuck::cast_slice_mut(out));
+                    }
+                    (Some(row), WeightFormat::F32) if DIM > 0 => out.copy_from_slice(&row[..4 * DIM]),
+                    (row, _) => reader.read_cold(held, key, row, out),
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use crate::budget::Budget;
 use crate::cache::{Directory, DirectoryImage, Policy, RoundingError, Tags};
 use crate::error::{Error, Result};
-use crate::memory::Region;
+use crate::memory::Mapping;
 use crate::numeric::{hash, simd};
 
 /// A table's part in one partition.
@@ -122,26 +122,41 @@ impl Keys {
 }
 
 impl TablePart {
-    /// An untrained part; a dense one gets its rows' memory.
+    /// An untrained part. It takes [`TablePart::mapped`] bytes of `memory`.
     pub fn new(
         shape: &Shape,
         policy: Policy,
         partition: u32,
         bits: u32,
-        memory: Option<Region>,
+        memory: &mut Mapping,
         first_slot: u32,
     ) -> TablePart {
         let partitions = 1 << bits;
         let stride = shape.stride();
-        let (rows, keys, key_bytes) = match (shape.keys, memory) {
-            (KeySpace::Dense { .. }, Some(memory)) => {
+        let (rows, keys, key_bytes) = match shape.keys {
+            KeySpace::Dense { .. } => {
                 let rows = shape.rows_in(partition, partitions);
+                let memory = memory.take(rows as usize * stride).expect("memory was mapped for the rows");
                 (Rows::fixed(memory, stride, rows), Keys::Dense { bits, partition, rows }, 0)
             }
-            _ => (Rows::growing(stride), Keys::Hashed(Index::new()), KEY_BYTES),
+            KeySpace::Hashed => (Rows::growing(stride), Keys::Hashed(Index::new()), KEY_BYTES),
         };
-        let directory = Directory::new(policy, shape.cache_rows_in(partition, partitions) as u32);
+        let (cache_rows, looked_up) = TablePart::cache(shape, partition, partitions);
+        let directory = Directory::new(policy, cache_rows, looked_up, memory);
         TablePart { rows, keys, key_bytes, saving: None, directory, first_slot, counts: PartCounts::default() }
+    }
+
+    /// Bytes of the memory that [`TablePart::new`] takes: the rows of a dense part, and what pulls read of the directory.
+    pub fn mapped(shape: &Shape, partition: u32, partitions: u32) -> usize {
+        let (cache_rows, looked_up) = TablePart::cache(shape, partition, partitions);
+        let rows = shape.rows_in(partition, partitions) as usize;
+        Mapping::len_for(1, rows * shape.stride()) + Directory::mapped(cache_rows, looked_up)
+    }
+
+    /// How many rows the cache of a part holds at most, and of how many it is known by a bit whether it holds them.
+    fn cache(shape: &Shape, partition: u32, partitions: u32) -> (u32, u64) {
+        let rows = if shape.cache_rows > 0 { shape.rows_in(partition, partitions) } else { 0 };
+        (shape.cache_rows_in(partition, partitions) as u32, rows)
     }
 
     /// The row of a key, if it has one.

@@ -292,9 +292,14 @@ impl Shape {
         self.cache_rows / u64::from(partitions) + rest
     }
 
+    /// Bits beside each row: whether it was ever stored, and in a dense table with a cache, whether it is cached.
+    pub fn bits_per_row(&self) -> u64 {
+        1 + u64::from(self.cache_rows > 0 && self.keys != KeySpace::Hashed)
+    }
+
     /// What the table costs in memory.
     pub fn footprint(&self) -> Footprint {
-        let row = self.stride() as f64 + 1.0 / 8.0;
+        let row = self.stride() as f64 + self.bits_per_row() as f64 / 8.0;
         let index = match self.keys {
             KeySpace::Dense { .. } => 0.0,
             KeySpace::Hashed => HASHED_INDEX_BYTES,
@@ -316,8 +321,8 @@ const HASHED_INDEX_BYTES: f64 = 5.0 * 16.0 / 7.0;
 /// What a table costs in memory, everything counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Footprint {
-    /// Bytes of one stored row: weights, scale, optimizer state, the bit that says it was stored, and for
-    /// hashed tables the key and its index entry.
+    /// Bytes of one stored row: weights, scale, optimizer state, the bit that says it was stored, for dense tables with a
+    /// cache the one that says it is cached, and for hashed tables the key and its index entry.
     pub row_bytes: f64,
     /// Bytes of one cached row: weights and state at f32, and its place in the directory.
     pub cache_slot_bytes: f64,

@@ -194,7 +194,8 @@ impl Plan {
         if self.tables.len() > 1 && !counted.is_empty() {
             text += &format!("total of {} tables: {}\n", counted.len(), show_bytes(total(&counted)?));
         }
-        text += "(index: the bit that says a row was trained; for a hashed table also its key and its place in the index.)\n";
+        text += "(index: the bit that says a row was trained; for a dense table with a cache the one that says it is cached; for a hashed table \
+                 its key and its place in the index.)\n";
         if small > 0 {
             text += "(*: under 1 MiB at f32, so it stays f32 whatever is asked.)\n";
         }
