@@ -12,7 +12,7 @@ use crate::numeric::simd::{self, dispatch};
 use crate::table::TablePart;
 
 /// How many rows ahead to prefetch.
-const AHEAD: usize = 24;
+const AHEAD: usize = 32;
 
 dispatch! {
     /// Applies a push or a touch to one part.
