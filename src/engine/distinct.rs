@@ -3,6 +3,7 @@
 //! Hot path: no allocation once the buffers have grown.
 
 use crate::numeric::hash;
+use crate::numeric::simd::dispatch;
 
 /// The distinct keys of a group.
 #[derive(Default)]
@@ -19,16 +20,53 @@ pub struct Distinct {
     buckets: Vec<u32>,
     /// Where each key's group starts, while groups are made.
     starts: Vec<u32>,
-    /// A bit for each place that keys fall in: whether one has, and whether a second has.
-    taken: Vec<[u64; 2]>,
-    /// Keys that share a place.
-    crowded: Vec<u64>,
+    /// Which key fell last in each of the places that keys fall in.
+    last: Vec<u32>,
+    /// Which keys were not the last in their place.
+    beaten: Vec<u32>,
 }
 
 /// Keys that tell whether it is worth to look at all of them.
 const FIRST: usize = 256;
 /// The golden ratio: the upper bits of a product with it spread whatever keys people have.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Places that keys fall in: four for each, so that few share one.
+#[derive(Clone, Copy)]
+struct Places {
+    count: usize,
+    shift: u32,
+}
+
+impl Places {
+    fn of(keys: usize) -> Places {
+        let count = (4 * keys).next_power_of_two().max(2);
+        Places { count, shift: 64 - count.trailing_zeros() }
+    }
+
+    #[inline(always)]
+    fn of_key(self, key: u64) -> usize {
+        (key.wrapping_mul(SPREAD) >> self.shift) as usize & (self.count - 1)
+    }
+}
+
+dispatch! {
+    /// Finds which key is the last in each place, and which keys are not: so many of `beaten`. Nothing branches on who is.
+    fn fall(places: Places, keys: &[u64], last: &mut [u32], beaten: &mut [u32]) -> usize {
+        let last = &mut last[..places.count];
+        // What is there from other keys is not read: every place that is asked for is written to before.
+        for (i, &key) in (0..).zip(keys) {
+            last[places.of_key(key)] = i;
+        }
+        let mut count = 0;
+        for (i, &key) in (0..).zip(keys) {
+            // Written over by the next unless it counts.
+            beaten[count] = i;
+            count += usize::from(last[places.of_key(key)] != i);
+        }
+        count
+    }
+}
 
 impl Distinct {
     /// Finds the distinct keys among `keys[positions[..]]`, with their hashes and how often each appears.
@@ -52,40 +90,22 @@ impl Distinct {
         self.none_repeat_of(&keys[..keys.len().min(FIRST)]) && (keys.len() <= FIRST || self.none_repeat_of(keys))
     }
 
-    /// Keys fall in places, which are bits and so few that they stay in the first-level cache; only those that share one are compared. Nothing
-    /// branches on who does.
+    /// Keys fall in places, and each place knows the last. A key that is there twice meets itself there, or both times another key: so
+    /// only those need be looked up that are not the last in their place.
     fn none_repeat_of(&mut self, keys: &[u64]) -> bool {
-        let places = (8 * keys.len()).next_power_of_two().max(64);
-        let shift = 64 - places.trailing_zeros();
-        self.taken.clear();
-        self.taken.resize(places / 64, [0; 2]);
-        let taken = self.taken.as_mut_slice();
-        let words = taken.len();
-        let place = |key: u64| {
-            let place = (key.wrapping_mul(SPREAD) >> shift) as usize;
-            ((place / 64) & (words - 1), 1 << (place % 64))
+        let places = Places::of(keys.len());
+        self.last.resize(self.last.len().max(places.count), 0);
+        let mut beaten = std::mem::take(&mut self.beaten);
+        beaten.resize(beaten.len().max(keys.len()), 0);
+        let count = fall(places, keys, &mut self.last, &mut beaten);
+        let keys_beaten = || beaten[..count].iter().map(|&i| keys[i as usize]);
+        let met = |key: u64| keys[self.last[places.of_key(key)] as usize] == key;
+        let none = !keys_beaten().any(met) && {
+            self.find(keys_beaten());
+            self.len() == count
         };
-        for &key in keys {
-            let (word, bit) = place(key);
-            let [once, twice] = &mut taken[word];
-            *twice |= *once & bit;
-            *once |= bit;
-        }
-        if self.crowded.len() < keys.len() {
-            self.crowded.resize(keys.len(), 0);
-        }
-        let crowded = &mut self.crowded[..keys.len()];
-        let mut count = 0;
-        for &key in keys {
-            let (word, bit) = place(key);
-            // Written over by the next unless it counts.
-            crowded[count] = key;
-            count += usize::from(taken[word][1] & bit != 0);
-        }
-        let crowded = std::mem::take(&mut self.crowded);
-        self.find(crowded[..count].iter().copied());
-        self.crowded = crowded;
-        self.len() == count
+        self.beaten = beaten;
+        none
     }
 
     /// Finds the distinct keys, and which of them each key is; nothing else.
