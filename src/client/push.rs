@@ -289,7 +289,7 @@ impl Client {
 
     /// Gradients as they travel, or `None` if one is not finite. A sum with one that is not finite is not finite either.
     fn encode(&self, gradients: &[f32]) -> Option<Bytes> {
-        const SOME: usize = 1024;
+        const SOME: usize = 4096;
         let mut bytes = Vec::with_capacity(self.options.gradients.row_bytes(gradients.len()));
         // Some are checked while they are near, on their way to the copy.
         for some in gradients.chunks(SOME) {
