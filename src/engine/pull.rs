@@ -121,9 +121,15 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
     fn new(held: &'k Held<'a>, pool: Option<&'a HostPool>, keys: &'k [u64]) -> (Self, Ahead<'a>) {
         let finder = Finder { held, pool, level: simd::level(), keys };
         let mut ahead = Ahead { places: [[Place::default(); GROUP]; RING], found: [Found::default(); RING] };
-        (0..BITS_AHEAD).for_each(|group| finder.ask(group));
-        (0..SETS_AHEAD).for_each(|group| finder.approach(group, &mut ahead));
-        (0..ROWS_AHEAD).for_each(|group| finder.find(group, &mut ahead));
+        for group in 0..BITS_AHEAD {
+            finder.ask(group);
+        }
+        for group in 0..SETS_AHEAD {
+            finder.approach(group, &mut ahead);
+        }
+        for group in 0..ROWS_AHEAD {
+            finder.find(group, &mut ahead);
+        }
         (finder, ahead)
     }
 
@@ -138,7 +144,9 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
     #[inline(always)]
     fn ask(&self, group: usize) {
         if !HASHED && CACHED {
-            self.group(group).iter().for_each(|&key| self.held.ask(key));
+            for &key in self.group(group) {
+                self.held.ask(key);
+            }
         }
     }
 
@@ -154,7 +162,9 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
             return;
         }
         if !CACHED {
-            keys.iter().for_each(|&key| self.ask_for_row(key));
+            for &key in keys {
+                self.ask_for_row(key);
+            }
             return;
         }
         let mut hits = 0;
@@ -171,8 +181,7 @@ impl<'a, 'k, const DIM: usize, const HASHED: bool, const CACHED: bool> Finder<'a
         }
     }
 
-    /// Asks for the row of a key of a dense table in the second-level cache: lines on their way to the first keep the next waiting, and reading
-    /// from the second costs less than that.
+    /// Asks for the row of a key of a dense table, and for what says whether it has one.
     #[inline(always)]
     fn ask_for_row(&self, key: u64) {
         let (partition, row) = self.held.dense(key);
