@@ -62,14 +62,17 @@ impl<'a> Held<'a> {
         let hashed = table.keys() == KeySpace::Hashed;
         let mut views = vec![PartView::default(); 1 << route.bits()];
         let mut parts = vec![None; if hashed { views.len() } else { 0 }];
-        let mut cached: Vec<&[u64]> = vec![&[]; if hashed { 0 } else { views.len() }];
+        let has_bits = !hashed && table.slots.is_some();
+        let mut cached: Vec<&[u64]> = vec![&[]; if has_bits { views.len() } else { 0 }];
         for partition in partitions {
             // A drop may have come between the lookup of the name and the locks.
             let part = partition.part(table.id).ok_or_else(|| Error::UnknownTable(table.name().into()))?;
             views[partition.id as usize] = part.view();
-            match hashed {
-                true => parts[partition.id as usize] = Some(part),
-                false => cached[partition.id as usize] = part.directory.cached(),
+            if hashed {
+                parts[partition.id as usize] = Some(part);
+            }
+            if has_bits {
+                cached[partition.id as usize] = part.directory.cached();
             }
         }
         let stride = table.shape.stride();
